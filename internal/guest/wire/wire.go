@@ -1,0 +1,341 @@
+// Package wire is what the daemon and the guest agent say to each other: frames, method names and messages. Both
+// sides import it, nothing else does but package client, whose streams are the same frames passed through. It
+// performs no I/O beyond the reader or writer it is given. See docs/guest-protocol.md.
+package wire
+
+import "time"
+
+// Version of the protocol. The daemon also serves Version-1; the agent inside an old snapshot never changes.
+const Version = 1
+
+// Hello is the agent's answer to a connection preamble.
+type Hello struct {
+	Version    int      `json:"version"`
+	Agent      string   `json:"agent"` // build version
+	Features   []string `json:"features"`
+	Generation uint64   `json:"generation"` // echo of the preamble's
+	BootID     string   `json:"bootId"`     // random per boot of the agent process: same across forks of one snapshot
+	Phase      string   `json:"phase"`      // "build" (initramfs, waiting for Pivot) or "ready"
+}
+
+// Methods. Those of process and filesystem have the names, fields and semantics of E2B's envd.
+const (
+	MethodPing         = "agent.Ping"
+	MethodQuiesce      = "agent.Quiesce"
+	MethodAwaken       = "agent.Awaken"
+	MethodMetrics      = "agent.Metrics"
+	MethodExtract      = "agent.Extract" // tar stream into a directory
+	MethodArchive      = "agent.Archive" // tar stream of a path
+	MethodPivot        = "agent.Pivot"   // build phase: make the prepared disk the root
+	MethodPowerOff     = "agent.PowerOff"
+	MethodContextNew   = "context.Create"
+	MethodContextEval  = "context.Eval"
+	MethodContextStop  = "context.Interrupt"
+	MethodContextList  = "context.List"
+	MethodContextClose = "context.Remove"
+
+	MethodProcessStart      = "process.Start"
+	MethodProcessConnect    = "process.Connect"
+	MethodProcessList       = "process.List"
+	MethodProcessUpdate     = "process.Update"
+	MethodProcessSendInput  = "process.SendInput"
+	MethodProcessSendSignal = "process.SendSignal"
+	MethodProcessCloseStdin = "process.CloseStdin"
+
+	MethodFileStat    = "filesystem.Stat"
+	MethodFileMakeDir = "filesystem.MakeDir"
+	MethodFileMove    = "filesystem.Move"
+	MethodFileList    = "filesystem.ListDir"
+	MethodFileRemove  = "filesystem.Remove"
+	MethodFileRead    = "filesystem.Read"  // reply: data frames of the file
+	MethodFileWrite   = "filesystem.Write" // request: data frames of the file
+)
+
+// Error codes: Connect's.
+const (
+	CodeInvalid       = "invalid_argument"
+	CodeNotFound      = "not_found"
+	CodeExists        = "already_exists"
+	CodeDenied        = "permission_denied"
+	CodeUnimplemented = "unimplemented"
+	CodeExhausted     = "resource_exhausted"
+	CodePrecondition  = "failed_precondition"
+	CodeDeadline      = "deadline_exceeded"
+	CodeUnavailable   = "unavailable"
+	CodeInternal      = "internal"
+)
+
+// Error is a failed call, as the guest reports it.
+type Error struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// AwakenRequest gives a fresh child its identity. Everything random in it was drawn by the host for this child alone.
+type AwakenRequest struct {
+	SandboxID   string            `json:"sandboxId"`
+	SnapshotTag string            `json:"snapshotTag"`
+	Index       int               `json:"index"` // 0-based
+	Count       int               `json:"count"`
+	Hostname    string            `json:"hostname"`
+	MachineID   string            `json:"machineId"` // 32 hex digits
+	BootID      string            `json:"bootId"`    // UUID text
+	Entropy     []byte            `json:"entropy"`   // >= 64 bytes
+	WallClock   time.Time         `json:"wallClock"` // the host's at sending
+	Env         map[string]string `json:"env,omitempty"`
+}
+
+// AwakenReport is the agent's confirmation: sent only when everything in Renewed has really been done and before any
+// user process ran. An error instead means the child must be killed.
+type AwakenReport struct {
+	Renewed    []string     `json:"renewed"` // e.g. kernel_entropy, wall_clock, hostname, context:default:random
+	NotRenewed []NotRenewed `json:"notRenewed,omitempty"`
+	MS         float64      `json:"ms"` // inside the guest, request to report
+}
+
+// NotRenewed names state a clone shares with its siblings because the agent could not reach it.
+type NotRenewed struct {
+	What string `json:"what"` // "process", "generator", "ssh_host_key", "fork_hook", …
+	PID  int    `json:"pid,omitempty"`
+	Name string `json:"name"` // command line or object
+	Why  string `json:"why"`
+}
+
+// Metrics is a sample of the guest's own accounting.
+type Metrics struct {
+	Time          time.Time `json:"time"`
+	UptimeSeconds float64   `json:"uptimeSeconds"`
+	CPUs          int       `json:"cpus"`
+	MemTotal      int64     `json:"memTotalBytes"`
+	MemAvailable  int64     `json:"memAvailableBytes"`
+	DiskTotal     int64     `json:"diskTotalBytes"`
+	DiskUsed      int64     `json:"diskUsedBytes"`
+	Processes     int       `json:"processes"`
+	Clocksource   string    `json:"clocksource"`
+}
+
+// ExtractRequest precedes a tar stream.
+type ExtractRequest struct {
+	Path string `json:"path"`           // directory, made when missing
+	User string `json:"user,omitempty"` // extract as this user; empty: keep the archive's owners (root)
+}
+
+// ArchiveRequest asks for a tar stream of a file or directory (names relative to its parent).
+type ArchiveRequest struct {
+	Path string `json:"path"`
+}
+
+// PivotRequest ends the build phase: the file system mounted at /newroot becomes the root.
+type PivotRequest struct{}
+
+// ContextConfig creates a context.
+type ContextConfig struct {
+	ID       string            `json:"id,omitempty"` // default "default"
+	Language string            `json:"language"`     // "python"; later "shell", "javascript"
+	Cwd      string            `json:"cwd,omitempty"`
+	User     string            `json:"user,omitempty"`
+	Env      map[string]string `json:"env,omitempty"`
+}
+
+// ContextInfo describes a context.
+type ContextInfo struct {
+	ID       string `json:"id"`
+	Language string `json:"language"`
+	Cwd      string `json:"cwd"`
+	PID      int    `json:"pid"`
+	Alive    bool   `json:"alive"`
+	Evals    int    `json:"evals"`
+}
+
+// EvalRequest runs code in a context, made with the image's defaults when there is none of that id. Replies: stdout
+// and stderr data frames while it runs, then one EvalResult message.
+type EvalRequest struct {
+	Context   string            `json:"context,omitempty"` // default "default"
+	Language  string            `json:"language,omitempty"`
+	Code      string            `json:"code"`
+	TimeoutMS int64             `json:"timeoutMs,omitempty"` // 0: none
+	Env       map[string]string `json:"env,omitempty"`
+}
+
+// EvalResult ends an evaluation.
+type EvalResult struct {
+	Text           *string    `json:"text,omitempty"` // repr of the trailing expression; nil for none or None
+	Error          *EvalError `json:"error,omitempty"`
+	ExecutionCount int        `json:"executionCount"`
+	MS             float64    `json:"ms"`
+}
+
+// EvalError is an exception of user code, or the end of its context ("ContextKilled", "Timeout").
+type EvalError struct {
+	Name      string `json:"name"`
+	Value     string `json:"value"`
+	Traceback string `json:"traceback"`
+}
+
+// PTY, ProcessConfig and the rest mirror envd's process.proto; JSON names are its lowerCamelCase.
+type PTY struct {
+	Size PTYSize `json:"size"`
+}
+
+// PTYSize is in characters.
+type PTYSize struct {
+	Cols uint32 `json:"cols"`
+	Rows uint32 `json:"rows"`
+}
+
+// ProcessConfig is what to run.
+type ProcessConfig struct {
+	Cmd  string            `json:"cmd"`
+	Args []string          `json:"args,omitempty"`
+	Envs map[string]string `json:"envs,omitempty"`
+	Cwd  *string           `json:"cwd,omitempty"`
+}
+
+// ProcessSelector names a process by pid or tag.
+type ProcessSelector struct {
+	PID uint32 `json:"pid,omitempty"`
+	Tag string `json:"tag,omitempty"`
+}
+
+// StartRequest starts a process. Replies: a ProcessEvent message with Start, then data frames, then one with End.
+// While the stream is open its data frames from the caller are the process's standard input (stdin or pty).
+type StartRequest struct {
+	Process   ProcessConfig `json:"process"`
+	PTY       *PTY          `json:"pty,omitempty"`
+	Tag       *string       `json:"tag,omitempty"`
+	Stdin     *bool         `json:"stdin,omitempty"` // default true
+	User      string        `json:"user,omitempty"`  // default: the image's
+	TimeoutMS int64         `json:"timeoutMs,omitempty"`
+}
+
+// ConnectRequest attaches to a running process, or to one that ended less than 30 s ago.
+type ConnectRequest struct {
+	Process ProcessSelector `json:"process"`
+}
+
+// ProcessEvent is a message of a Start or Connect stream; output travels in data frames instead.
+type ProcessEvent struct {
+	Start *ProcessStart `json:"start,omitempty"`
+	End   *ProcessEnd   `json:"end,omitempty"`
+}
+
+// ProcessStart is always the first message.
+type ProcessStart struct {
+	PID uint32 `json:"pid"`
+}
+
+// ProcessEnd is the last. Status is the text of Go's os.ProcessState; ExitCode is -1 when a signal ended it, and
+// then Signal has its number.
+type ProcessEnd struct {
+	ExitCode int    `json:"exitCode"`
+	Exited   bool   `json:"exited"`
+	Status   string `json:"status"`
+	Error    string `json:"error,omitempty"`
+	Signal   int    `json:"signal,omitempty"`
+}
+
+// ProcessInfo is a row of List.
+type ProcessInfo struct {
+	Config ProcessConfig `json:"config"`
+	PID    uint32        `json:"pid"`
+	Tag    *string       `json:"tag,omitempty"`
+}
+
+// ProcessList is the reply of List.
+type ProcessList struct {
+	Processes []ProcessInfo `json:"processes"`
+}
+
+// UpdateRequest resizes a pty.
+type UpdateRequest struct {
+	Process ProcessSelector `json:"process"`
+	PTY     *PTY            `json:"pty,omitempty"`
+}
+
+// SendInputRequest writes to a process of another stream; exactly one of the two.
+type SendInputRequest struct {
+	Process ProcessSelector `json:"process"`
+	Stdin   []byte          `json:"stdin,omitempty"`
+	PTY     []byte          `json:"pty,omitempty"`
+}
+
+// SendSignalRequest sends a signal by number (envd's names map to 9 and 15; ours takes any).
+type SendSignalRequest struct {
+	Process ProcessSelector `json:"process"`
+	Signal  int             `json:"signal"`
+}
+
+// CloseStdinRequest closes standard input.
+type CloseStdinRequest struct {
+	Process ProcessSelector `json:"process"`
+}
+
+// Entry types, as envd names them.
+const (
+	TypeFile      = "FILE_TYPE_FILE"
+	TypeDirectory = "FILE_TYPE_DIRECTORY"
+	TypeSymlink   = "FILE_TYPE_SYMLINK"
+	TypeOther     = "FILE_TYPE_UNSPECIFIED"
+)
+
+// EntryInfo describes a file.
+type EntryInfo struct {
+	Name          string    `json:"name"`
+	Type          string    `json:"type"`
+	Path          string    `json:"path"`
+	Size          int64     `json:"size,string"`
+	Mode          uint32    `json:"mode"`        // permission bits with setuid, setgid, sticky as in stat(2)
+	Permissions   string    `json:"permissions"` // "-rw-r--r--"
+	Owner         string    `json:"owner"`
+	Group         string    `json:"group"`
+	ModifiedTime  time.Time `json:"modifiedTime"`
+	SymlinkTarget *string   `json:"symlinkTarget,omitempty"`
+}
+
+// PathRequest is Stat, MakeDir and Remove. Relative paths and ~ start in the user's home.
+type PathRequest struct {
+	Path string `json:"path"`
+	User string `json:"user,omitempty"`
+}
+
+// MoveRequest renames.
+type MoveRequest struct {
+	Source      string `json:"source"`
+	Destination string `json:"destination"`
+	User        string `json:"user,omitempty"`
+}
+
+// ListRequest lists a directory; Depth >= 1, default 1.
+type ListRequest struct {
+	Path  string `json:"path"`
+	Depth uint32 `json:"depth,omitempty"`
+	User  string `json:"user,omitempty"`
+}
+
+// EntryReply and EntriesReply answer the calls above.
+type EntryReply struct {
+	Entry EntryInfo `json:"entry"`
+}
+
+// EntriesReply is the reply of ListDir.
+type EntriesReply struct {
+	Entries []EntryInfo `json:"entries"`
+}
+
+// ReadRequest reads a file from Offset; Length 0 means to the end. The first reply message is an EntryReply.
+type ReadRequest struct {
+	Path   string `json:"path"`
+	User   string `json:"user,omitempty"`
+	Offset int64  `json:"offset,omitempty"`
+	Length int64  `json:"length,omitempty"`
+}
+
+// WriteRequest creates or replaces a file with the data frames that follow, up to the half-close. Missing parent
+// directories are made. The file appears under its name only when all has arrived. Reply: EntryReply.
+type WriteRequest struct {
+	Path string  `json:"path"`
+	User string  `json:"user,omitempty"`
+	Mode *uint32 `json:"mode,omitempty"` // default 0644
+}
