@@ -1,0 +1,82 @@
+# Every target is short enough to be run by hand; `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := build
+
+# scripts/go is the machine's Go, or the one that scripts/setup fetched.
+GO := scripts/go
+ARCH = $(shell $(GO) env GOHOSTARCH)
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LINT_VERSION := $(shell sed -n 's,.*golangci/golangci-lint/v2 \(v[0-9.]*\).*,\1,p' tools/go.mod)
+LINT := .tools/golangci-lint-$(LINT_VERSION)
+
+# Packages whose tests start a machine: those that say testenv.Need(t, "qemu"…) or need an image to run.
+VM_PACKAGES = $(shell grep -rlE 'Need\(.*"(qemu|python-image)"' --include='*_test.go' . | xargs -r -n1 dirname | sort -u)
+TESTFLAGS ?=
+
+export CGO_ENABLED := 0
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+.PHONY: all
+all: build lint test-fast ## build, lint and the tests that need no VM
+
+.PHONY: setup-build setup-demo setup-test
+setup-build setup-demo setup-test: setup-%:
+	@scripts/setup $*
+
+.PHONY: agent
+agent: setup-build ## the guest agent, embedded by the next build
+	GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o internal/agentbin/bin/forkd-agent-$(ARCH) ./cmd/forkd-agent
+
+.PHONY: build
+build: agent ## bin/forkd
+	$(GO) build -trimpath -buildvcs=false -ldflags='-s -w -X main.version=$(VERSION)' -o bin/forkd ./cmd/forkd
+
+.PHONY: demo
+demo: setup-demo build ## install what is missing, build, and run `forkd quickstart`
+	bin/forkd quickstart
+
+.PHONY: test
+test: setup-test ## install what is missing, then every test: lint, units with -race, VMs as root and without privileges
+	$(MAKE) build lint test-race test-vm
+
+.PHONY: test-race
+test-race: agent ## every test that needs no VM, under the race detector
+	CGO_ENABLED=1 FORKD_TEST_NO_VM=1 FORKD_TEST_REQUIRE= $(GO) test -race -timeout 10m $(TESTFLAGS) ./...
+
+.PHONY: test-fast
+test-fast: setup-build ## every test that needs no VM: about a minute
+	FORKD_TEST_NO_VM=1 FORKD_TEST_REQUIRE= $(GO) test -timeout 5m $(TESTFLAGS) ./...
+
+.PHONY: test-vm
+test-vm: build ## the tests that start VMs, as this user and, when that is root, again without privileges
+	scripts/test-vm $(TESTFLAGS) $(VM_PACKAGES)
+
+.PHONY: soak
+soak: setup-test build ## the long counts: hundreds of boots, ten-minute drifts; takes hours
+	FORKD_SOAK=1 $(GO) test -count=1 -v -p 1 -timeout 12h $(TESTFLAGS) $(VM_PACKAGES)
+
+.PHONY: lint
+lint: setup-build $(LINT) ## go vet, golangci-lint, formatting
+	$(GO) vet ./...
+	PATH="$$($(GO) env GOROOT)/bin:$$PATH" $(LINT) run ./...
+	PATH="$$($(GO) env GOROOT)/bin:$$PATH" $(LINT) fmt --diff
+
+.PHONY: fmt
+fmt: setup-build $(LINT) ## format every Go file in place
+	$(LINT) fmt
+
+$(LINT): tools/go.mod
+	cd tools && ../$(GO) build -o ../$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+
+.PHONY: generate
+generate: setup-build ## files that are made from others
+	$(GO) generate ./...
+
+.PHONY: clean
+clean: ## everything built here; the fetched toolchain stays in the user's cache
+	rm -rf bin .tools internal/agentbin/bin/forkd-agent-*
