@@ -1,0 +1,95 @@
+package testenv
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// recorder is a test that remembers how it was ended.
+type recorder struct {
+	testing.TB
+	ended string
+}
+
+func (r *recorder) Helper()               {}
+func (r *recorder) Fatalf(string, ...any) { r.ended = "fatal"; panic(r) }
+func (r *recorder) Skipf(string, ...any)  { r.ended = "skip"; panic(r) }
+
+func endOf(f func(t testing.TB)) (ended string) {
+	r := &recorder{}
+	defer func() {
+		if p := recover(); p != nil && p != any(r) {
+			panic(p)
+		}
+		ended = r.ended
+	}()
+	f(r)
+	return ""
+}
+
+func TestNeed(t *testing.T) {
+	t.Setenv(EnvNoVM, "1") // so "qemu" is missing on every machine
+	for _, test := range []struct {
+		name, require, thing, want string
+	}{
+		{"missing", "", "qemu", "skip"},
+		{"missing, another required", "agent qemu-img", "qemu", "skip"},
+		{"missing and required", "agent qemu", "qemu", "fatal"},
+		{"composite, required by its own name", "python-image", "python-image", "fatal"},
+		{"unknown", "", "quemu", "fatal"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Setenv(EnvRequire, test.require)
+			if got := endOf(func(tb testing.TB) { Need(tb, test.thing) }); got != test.want {
+				t.Errorf("Need(%q) with %s=%q: %q, want %q", test.thing, EnvRequire, test.require, got, test.want)
+			}
+		})
+	}
+	t.Run("present", func(t *testing.T) {
+		present := "root"
+		if os.Geteuid() != 0 {
+			present = "unprivileged"
+		}
+		if got := endOf(func(tb testing.TB) { Need(tb, present) }); got != "" {
+			t.Errorf("Need(%q): %q, want nothing", present, got)
+		}
+	})
+}
+
+// TestRequireKnowsItsThings: a misspelt name in CI's declaration would require nothing.
+func TestRequireKnowsItsThings(t *testing.T) {
+	known := probes()
+	for _, thing := range strings.Fields(os.Getenv(EnvRequire)) {
+		if _, ok := known[thing]; !ok {
+			t.Errorf("%s names %q, which testenv does not know", EnvRequire, thing)
+		}
+	}
+}
+
+func TestTimeoutScale(t *testing.T) {
+	t.Setenv(EnvScale, "2.5")
+	if got := Timeout(2 * time.Second); got != 5*time.Second {
+		t.Errorf("Timeout(2s) at scale 2.5: %v", got)
+	}
+	t.Setenv(EnvScale, "")
+	t.Setenv(EnvNoKVM, "1")
+	if got := Timeout(time.Second); got < 3*time.Second {
+		t.Errorf("Timeout(1s) without KVM: %v, want at least 3s", got)
+	}
+}
+
+func TestArchiveAddress(t *testing.T) {
+	for _, name := range []string{"http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("http_proxy", "http://proxy.example:3128")
+	if got, err := archiveAddress(); err != nil || got != "proxy.example:3128" {
+		t.Errorf("archiveAddress: %q, %v", got, err)
+	}
+	t.Setenv("http_proxy", "")
+	if got, err := archiveAddress(); err != nil || !strings.Contains(got, ":") {
+		t.Errorf("archiveAddress: %q, %v", got, err)
+	}
+}
