@@ -171,9 +171,8 @@ func TestAnswer(t *testing.T) {
 		"nothing":       "",
 		"other answer":  string(AppendAnswer(nil, other.Nonce, []byte("{}"))),
 		"magic":         magic + magic[:7],
-		"cut answer":    string(answer[:20]),
+		"cut answer":    string(AppendAnswer(nil, other.Nonce, []byte("{}"))[:20]),
 		"first byte":    "\xf9\xf9\xf9",
-		"almost all":    string(answer[:31]),
 		"session bytes": string(make([]byte, 10_000)),
 	} {
 		for piece, r := range readers([]byte(stale + string(answer) + "rest")) {

@@ -188,6 +188,53 @@ func (s *Stream) RecvMessage(v any) error {
 	return nil
 }
 
+// Data is an io.Writer whose writes are frames of a kind.
+func (s *Stream) Data(kind Kind) io.Writer { return dataWriter{s, kind} }
+
+type dataWriter struct {
+	s    *Stream
+	kind Kind
+}
+
+func (w dataWriter) Write(p []byte) (int, error) {
+	if err := w.s.Send(w.kind, p); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// DataReader reads the payloads of the data frames that follow, up to the half-close (io.EOF) or the end of the
+// stream (what Recv returns; an end frame is io.EOF, too).
+func (s *Stream) DataReader() io.Reader { return &dataReader{s: s} }
+
+type dataReader struct {
+	s    *Stream
+	rest []byte
+	err  error
+}
+
+func (r *dataReader) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		if r.err != nil {
+			return 0, r.err
+		}
+		kind, payload, err := r.s.Recv()
+		switch {
+		case err != nil:
+			r.err = err
+		case kind == KindHalfClose:
+			r.err = io.EOF
+		case kind == KindData:
+			r.rest = payload
+		default:
+			r.err = Errorf(CodeInvalid, "unexpected frame %q among data", byte(kind))
+		}
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
 // StartReadAhead makes later Recv calls take frames from ReadAhead. Call it before the first of them.
 func (s *Stream) StartReadAhead() { s.ahead = make(chan frame) }
 
