@@ -61,7 +61,7 @@ func TestNeed(t *testing.T) {
 // TestRequireKnowsItsThings: a misspelt name in CI's declaration would require nothing.
 func TestRequireKnowsItsThings(t *testing.T) {
 	known := probes()
-	for _, thing := range strings.Fields(os.Getenv(EnvRequire)) {
+	for thing := range strings.FieldsSeq(os.Getenv(EnvRequire)) {
 		if _, ok := known[thing]; !ok {
 			t.Errorf("%s names %q, which testenv does not know", EnvRequire, thing)
 		}
