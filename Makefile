@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
+.NOTPARALLEL:
 .DEFAULT_GOAL := build
 
 # scripts/go is the machine's Go, or the one that scripts/setup fetched.
@@ -11,8 +12,6 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 LINT_VERSION := $(shell sed -n 's,.*golangci/golangci-lint/v2 \(v[0-9.]*\).*,\1,p' tools/go.mod)
 LINT := .tools/golangci-lint-$(LINT_VERSION)
 
-# Packages whose tests start a machine: those that say testenv.Need(t, "qemu"…) or need an image to run.
-VM_PACKAGES = $(shell grep -rlE 'Need\(.*"(qemu|python-image)"' --include='*_test.go' . | xargs -r -n1 dirname | sort -u)
 TESTFLAGS ?=
 
 export CGO_ENABLED := 0
@@ -54,11 +53,11 @@ test-fast: setup-build ## every test that needs no VM: about a minute
 
 .PHONY: test-vm
 test-vm: build ## the tests that start VMs, as this user and, when that is root, again without privileges
-	scripts/test-vm $(TESTFLAGS) $(VM_PACKAGES)
+	scripts/test-vm $(TESTFLAGS)
 
 .PHONY: soak
 soak: setup-test build ## the long counts: hundreds of boots, ten-minute drifts; takes hours
-	FORKD_SOAK=1 $(GO) test -count=1 -v -p 1 -timeout 12h $(TESTFLAGS) $(VM_PACKAGES)
+	FORKD_SOAK=1 $(GO) test -count=1 -v -p 1 -timeout 12h $(TESTFLAGS) $$(scripts/vm-packages)
 
 .PHONY: lint
 lint: setup-build $(LINT) ## go vet, golangci-lint, formatting

@@ -48,7 +48,7 @@ func TestNothingOfOneMachine(t *testing.T) {
 // TestScriptsAreExecutable: a checkout on another file system can lose the bit, and the Makefile calls them by name.
 func TestScriptsAreExecutable(t *testing.T) {
 	root := testenv.Root(t)
-	for _, name := range []string{".ci/run", "scripts/go", "scripts/setup", "scripts/test-vm", "scripts/unprivileged"} {
+	for _, name := range []string{".ci/run", "scripts/go", "scripts/setup", "scripts/test-vm", "scripts/unprivileged", "scripts/vm-packages"} {
 		info, err := os.Stat(filepath.Join(root, name))
 		if err != nil {
 			t.Error(err)
