@@ -149,6 +149,16 @@ type ContextInfo struct {
 	Evals    int    `json:"evals"`
 }
 
+// ContextRequest is Interrupt and Remove.
+type ContextRequest struct {
+	ID string `json:"id,omitempty"` // default "default"
+}
+
+// ContextList is the reply of List.
+type ContextList struct {
+	Contexts []ContextInfo `json:"contexts"`
+}
+
 // EvalRequest runs code in a context, made with the image's defaults when there is none of that id. Replies: stdout
 // and stderr data frames while it runs, then one EvalResult message.
 type EvalRequest struct {

@@ -1,0 +1,569 @@
+// Package contexts serves stateful interpreters in the guest: code goes in, output streams out, the value of a trailing
+// expression or the exception comes back, and the next evaluation finds what the last one left. Each context is a
+// process of its own, made of the guest's python3 and a small driver (driver.py) that is handed to it through the
+// control channel; nothing is installed in the guest. Before a freeze the manager asks every context what a clone could
+// not renew; in a clone it renews the random state of each before any code runs in it.
+//
+// An evaluation whose caller goes away runs on, as a process would; whoever wants it to end calls Interrupt. A time
+// limit interrupts it (KeyboardInterrupt in the code) and kills the context when that has not ended it two seconds
+// later. What a background thread prints between evaluations is kept (the newest 64 KiB) and comes with the next one's
+// output. Environment given with an evaluation holds for that evaluation.
+//
+// Only the agent imports it. Its tests run on any Linux with a python3.
+package contexts
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/agent/account"
+	"forkd.dev/forkd/internal/agent/pipe"
+	"forkd.dev/forkd/internal/agent/process"
+	"forkd.dev/forkd/internal/agent/reap"
+	"forkd.dev/forkd/internal/guest/wire"
+)
+
+//go:embed driver.py
+var driver string
+
+// boot takes the driver from the control channel: it needs no file that the user could read or change, and the command
+// line stays short. No -u: unbuffered, print writes every argument and the line end by itself; the driver makes the
+// streams line-buffered instead.
+const boot = `import os; exec(compile(os.read(3, 1 << 16), "<forkd>", "exec"), {"__name__": "forkd"})`
+
+const (
+	defaultID    = "default"
+	python       = "python"
+	chunk        = 32 << 10
+	keptBytes    = 64 << 10
+	startLimit   = 60 * time.Second
+	killGrace    = 2 * time.Second
+	quiesceLimit = 250 * time.Millisecond
+	renewLimit   = 2 * time.Second
+)
+
+// Config is what a Manager needs.
+type Config struct {
+	Reaper   *reap.Reaper
+	Accounts *account.Table
+	// CgroupDir opens the directory of the cgroup of a context, made when missing; the manager closes it. Nil, or a nil
+	// file: the agent's own cgroup.
+	CgroupDir func(id string) (*os.File, error)
+	// Gone is told, if set, that the process of a context has ended.
+	Gone func(id string)
+}
+
+// Manager holds the contexts. It is safe for concurrent use.
+type Manager struct {
+	cfg      Config
+	creating chan struct{} // a token: one interpreter starts at a time
+
+	mu       sync.Mutex
+	contexts map[string]*Context
+	watchers sync.WaitGroup
+}
+
+// New makes an empty manager.
+func New(cfg Config) *Manager {
+	return &Manager{cfg: cfg, creating: make(chan struct{}, 1), contexts: map[string]*Context{}}
+}
+
+// Context is one interpreter. The zero value is of no use.
+type Context struct {
+	id    string
+	cwd   string
+	child *reap.Child
+	dead  chan struct{} // closed when the process has ended
+	ctl   *os.File
+	outs  []*pipe.Outlet
+
+	// turn is a token: who holds it talks to the interpreter. It is handed on in the order of asking.
+	turn      chan struct{}
+	sequence  int    // of the last request; guarded by turn
+	buf       []byte // received and not yet parsed; guarded by turn
+	signalled bool   // an interrupt was sent during the last evaluation and may have come late; guarded by turn
+
+	// sinkMu is held while output is handed over, so that who changes the sink knows that the old one is out of use.
+	sinkMu sync.Mutex
+	sink   func(wire.Kind, []byte) error
+	kept   pipe.Ring[wire.Kind]
+
+	mu      sync.Mutex
+	evals   int
+	running *evaluation // nil when idle
+	facts   *facts      // of the last Quiesce
+}
+
+// evaluation is one that runs.
+type evaluation struct {
+	interrupted bool
+	timedOut    bool
+}
+
+var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+
+// check fills in defaults and refuses what cannot be.
+func check(cfg *wire.ContextConfig) error {
+	if cfg.ID == "" {
+		cfg.ID = defaultID
+	}
+	if !idPattern.MatchString(cfg.ID) {
+		return wire.Errorf(wire.CodeInvalid, "context id %q: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit", cfg.ID)
+	}
+	switch cfg.Language {
+	case "", python, "python3":
+		cfg.Language = python
+		return nil
+	default:
+		return wire.Errorf(wire.CodeUnimplemented, "context %s: no interpreter for language %q here; there is python", cfg.ID, cfg.Language)
+	}
+}
+
+// Create starts a context. One of that id that lives is already_exists; one that died is replaced.
+func (m *Manager) Create(ctx context.Context, cfg wire.ContextConfig) (wire.ContextInfo, error) {
+	if err := check(&cfg); err != nil {
+		return wire.ContextInfo{}, err
+	}
+	c, made, err := m.obtain(ctx, cfg, true)
+	if err != nil {
+		return wire.ContextInfo{}, err
+	}
+	if !made {
+		return wire.ContextInfo{}, wire.Errorf(wire.CodeExists, "context %s exists and lives; remove it first, or use another id", cfg.ID)
+	}
+	return c.info(), nil
+}
+
+func (m *Manager) lookup(id string) *Context {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.contexts[id]
+}
+
+// obtain returns the context of an id; it starts one when there is none, and when there is a dead one if replace.
+func (m *Manager) obtain(ctx context.Context, cfg wire.ContextConfig, replace bool) (c *Context, made bool, err error) {
+	usable := func() bool {
+		c = m.lookup(cfg.ID)
+		return c != nil && (!replace || c.alive())
+	}
+	if usable() {
+		return c, false, nil
+	}
+	select {
+	case m.creating <- struct{}{}:
+	case <-ctx.Done():
+		return nil, false, context.Cause(ctx)
+	}
+	defer func() { <-m.creating }()
+	if usable() { // made meanwhile
+		return c, false, nil
+	}
+	c, err = m.start(ctx, cfg)
+	if err != nil {
+		return nil, false, err
+	}
+	m.mu.Lock()
+	m.contexts[cfg.ID] = c
+	m.mu.Unlock()
+	return c, true, nil
+}
+
+func (c *Context) alive() bool {
+	select {
+	case <-c.dead:
+		return false
+	default:
+		return true
+	}
+}
+
+func (c *Context) info() wire.ContextInfo {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return wire.ContextInfo{ID: c.id, Language: python, Cwd: c.cwd, PID: c.child.PID(), Alive: c.alive(), Evals: c.evals}
+}
+
+// List describes the contexts, in the order of their ids.
+func (m *Manager) List() []wire.ContextInfo {
+	list := []wire.ContextInfo{}
+	for _, c := range m.all() {
+		list = append(list, c.info())
+	}
+	return list
+}
+
+func (m *Manager) all() []*Context {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := make([]*Context, 0, len(m.contexts))
+	for _, c := range m.contexts {
+		list = append(list, c)
+	}
+	if len(list) > 1 {
+		slices.SortFunc(list, func(a, b *Context) int { return strings.Compare(a.id, b.id) })
+	}
+	return list
+}
+
+// PIDs are the interpreters that live, with a word on each.
+func (m *Manager) PIDs() map[int]string {
+	pids := map[int]string{}
+	for _, c := range m.all() {
+		if c.alive() {
+			pids[c.child.PID()] = "context " + c.id
+		}
+	}
+	return pids
+}
+
+// Interrupt raises KeyboardInterrupt in what a context evaluates; without an evaluation it does nothing.
+func (m *Manager) Interrupt(id string) error {
+	c := m.lookup(id)
+	if c == nil {
+		return notFound(id)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.interrupt()
+}
+
+// interrupt needs mu.
+func (c *Context) interrupt() error {
+	if c.running == nil {
+		return nil
+	}
+	c.running.interrupted = true
+	if err := c.child.Signal(unix.SIGINT); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return wire.Errorf(wire.CodeInternal, "interrupt context %s: %v", c.id, err)
+	}
+	return nil
+}
+
+// Remove kills a context and forgets it; it returns when the process is gone.
+func (m *Manager) Remove(ctx context.Context, id string) error {
+	m.mu.Lock()
+	c := m.contexts[id]
+	delete(m.contexts, id)
+	m.mu.Unlock()
+	if c == nil {
+		return notFound(id)
+	}
+	return c.kill(ctx)
+}
+
+func (c *Context) kill(ctx context.Context) error {
+	_ = c.child.SignalGroup(unix.SIGKILL)
+	select {
+	case <-c.dead:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Close kills every context and returns when nothing of them is left, or with ctx.
+func (m *Manager) Close(ctx context.Context) error {
+	m.mu.Lock()
+	contexts := m.contexts
+	m.contexts = map[string]*Context{}
+	m.mu.Unlock()
+	for _, c := range contexts {
+		if err := c.kill(ctx); err != nil {
+			return err
+		}
+	}
+	m.watchers.Wait()
+	return nil
+}
+
+func notFound(id string) error {
+	return wire.Errorf(wire.CodeNotFound, "no context %q; list them, or evaluate in it to make it", id)
+}
+
+// start starts an interpreter and returns when it is ready for code.
+func (m *Manager) start(ctx context.Context, cfg wire.ContextConfig) (*Context, error) {
+	user, err := m.cfg.Accounts.User(cfg.User)
+	if err != nil {
+		return nil, err
+	}
+	env, err := m.cfg.Accounts.Environ(user, cfg.Env)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := m.cfg.Accounts.Dir(user, cfg.Cwd)
+	if err != nil {
+		return nil, err
+	}
+	path, err := process.LookPath("python3", dir, account.Getenv(env, "PATH"))
+	if err != nil {
+		return nil, wire.Errorf(wire.CodePrecondition, "context %s: no python3 in this image: add it to the recipe's packages (looked in PATH=%s)",
+			cfg.ID, account.Getenv(env, "PATH"))
+	}
+	sys, err := process.Credential(user)
+	if err != nil {
+		return nil, err
+	}
+	command := &reap.Command{Path: path, Args: []string{"python3", "-c", boot}, Env: env, Dir: dir, Sys: sys}
+	c := &Context{
+		id:   cfg.ID,
+		cwd:  dir,
+		dead: make(chan struct{}),
+		turn: make(chan struct{}, 1),
+		kept: pipe.Ring[wire.Kind]{Max: keptBytes},
+	}
+	err = c.open(command, user)
+	if err == nil {
+		err = m.launch(c, command)
+	}
+	for _, fd := range command.Files {
+		_ = unix.Close(fd)
+	}
+	if err != nil {
+		for _, o := range c.outs {
+			o.Close()
+		}
+		if c.ctl != nil {
+			_ = c.ctl.Close()
+		}
+		return nil, err
+	}
+	m.watchers.Go(func() { m.watch(c) })
+	if err := c.greet(ctx); err != nil {
+		_ = c.child.SignalGroup(unix.SIGKILL)
+		<-c.dead
+		return nil, err
+	}
+	return c, nil
+}
+
+// open makes the channels of a context and the child's ends of them, which are the caller's to close.
+func (c *Context) open(command *reap.Command, user *account.User) error {
+	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return wire.Errorf(wire.CodeInternal, "context %s: open /dev/null: %v", c.id, err)
+	}
+	command.Files = append(command.Files, null)
+	for _, kind := range []wire.Kind{wire.KindStdout, wire.KindStderr} {
+		r, w, err := pipe.New()
+		if err != nil {
+			return wire.Errorf(wire.CodeExhausted, "context %s: %v", c.id, err)
+		}
+		command.Files = append(command.Files, w)
+		if os.Geteuid() == 0 {
+			_ = unix.Fchown(w, int(user.UID), int(user.GID)) // for those who open /dev/stdout again
+		}
+		o, err := pipe.NewOutlet(r, "output", chunk, func(b []byte) { c.deliver(kind, b) })
+		if err != nil {
+			return wire.Errorf(wire.CodeInternal, "context %s: %v", c.id, err)
+		}
+		c.outs = append(c.outs, o)
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return wire.Errorf(wire.CodeExhausted, "context %s: make a control channel: %v", c.id, err)
+	}
+	command.Files = append(command.Files, pair[1])
+	// Only our end: the driver's reads wait.
+	if err := unix.SetNonblock(pair[0], true); err != nil {
+		_ = unix.Close(pair[0])
+		return wire.Errorf(wire.CodeInternal, "context %s: %v", c.id, err)
+	}
+	c.ctl = os.NewFile(uintptr(pair[0]), "control")
+	if _, err := c.ctl.WriteString(driver); err != nil {
+		return wire.Errorf(wire.CodeInternal, "context %s: send the driver: %v", c.id, err)
+	}
+	return nil
+}
+
+func (m *Manager) launch(c *Context, command *reap.Command) error {
+	if m.cfg.CgroupDir != nil {
+		dir, err := m.cfg.CgroupDir(c.id)
+		if err != nil {
+			return wire.Errorf(wire.CodeInternal, "context %s: open its cgroup: %v", c.id, err)
+		}
+		if dir != nil {
+			defer dir.Close()
+			command.Sys.UseCgroupFD = true
+			command.Sys.CgroupFD = int(dir.Fd())
+		}
+	}
+	child, err := m.cfg.Reaper.Start(command)
+	if err != nil {
+		return wire.Errorf(wire.CodePrecondition, "context %s: %v; is the image's python3 complete?", c.id, err)
+	}
+	c.child = child
+	return nil
+}
+
+// watch sees to it that the end of the process is noticed and everything of it closed.
+func (m *Manager) watch(c *Context) {
+	var readers sync.WaitGroup
+	for _, o := range c.outs {
+		readers.Go(o.Run)
+	}
+	<-c.child.Done()
+	close(c.dead)
+	// Who waits for an answer stops waiting; a child of user code may still hold the other end.
+	_ = c.ctl.SetDeadline(time.Unix(1, 0))
+	if m.cfg.Gone != nil {
+		m.cfg.Gone(c.id)
+	}
+	c.turn <- struct{}{}
+	_ = c.ctl.Close()
+	<-c.turn
+	readers.Wait() // until the last descendant has closed its output
+	for _, o := range c.outs {
+		o.Close()
+	}
+}
+
+// greet waits until the driver is ready.
+func (c *Context) greet(ctx context.Context) error {
+	deadline := time.Now().Add(startLimit)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	_ = c.ctl.SetReadDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() { _ = c.child.SignalGroup(unix.SIGKILL) })
+	reply, err := c.receive(0)
+	stop()
+	_ = c.ctl.SetReadDeadline(time.Time{})
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	version, ok := reply.(string)
+	if err != nil || !ok {
+		return c.stillborn(err)
+	}
+	var major, minor int
+	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n < 2 || major < 3 || major == 3 && minor < 8 {
+		return wire.Errorf(wire.CodePrecondition, "context %s: the image's python3 is version %s; 3.8 or newer is needed", c.id, version)
+	}
+	return nil
+}
+
+// stillborn says why an interpreter did not come up, with what it printed.
+func (c *Context) stillborn(err error) error {
+	why := "it did not answer"
+	if errors.Is(err, os.ErrDeadlineExceeded) && c.alive() {
+		why = "it did not answer within " + startLimit.String()
+	}
+	_ = c.child.SignalGroup(unix.SIGKILL)
+	<-c.child.Done()
+	if c.child.State().Signal() != unix.SIGKILL {
+		why = c.child.State().String()
+	}
+	for _, o := range c.outs {
+		o.Drain()
+	}
+	var said strings.Builder
+	c.sinkMu.Lock()
+	defer c.sinkMu.Unlock()
+	_ = c.kept.Flush(func(_ wire.Kind, b []byte) error { said.Write(b); return nil })
+	text := strings.TrimSpace(strings.ToValidUTF8(said.String(), "?"))
+	if len(text) > 2000 {
+		text = "…" + text[len(text)-2000:]
+	}
+	if text != "" {
+		why += "; it said: " + text
+	}
+	return wire.Errorf(wire.CodePrecondition, "context %s: python3 did not start: %s", c.id, why)
+}
+
+// deliver hands output over; it blocks while the caller of the evaluation does not read, and so does the interpreter.
+func (c *Context) deliver(kind wire.Kind, data []byte) {
+	c.sinkMu.Lock()
+	defer c.sinkMu.Unlock()
+	if c.sink == nil {
+		c.kept.Add(kind, data)
+		return
+	}
+	if c.sink(kind, data) != nil {
+		c.sink = discard // the caller is gone
+	}
+}
+
+func discard(wire.Kind, []byte) error { return nil }
+
+func (c *Context) setSink(sink func(wire.Kind, []byte) error) {
+	c.sinkMu.Lock()
+	defer c.sinkMu.Unlock()
+	c.sink = sink
+	if sink != nil && c.kept.Flush(sink) != nil {
+		c.sink = discard
+	}
+}
+
+// errGone is the end of the process seen on the control channel.
+var errGone = errors.New("the interpreter is gone")
+
+// request sends a message and returns its number. It needs the turn.
+func (c *Context) request(op string, args tuple) (int, error) {
+	c.sequence++
+	if _, err := c.ctl.Write(appendMessage(nil, op, c.sequence, args)); err != nil {
+		return 0, errGone
+	}
+	return c.sequence, nil
+}
+
+// maxReply is more than the driver ever sends.
+const maxReply = 32 << 20
+
+// receive waits for the reply of a number, passing over late ones. The error is errGone, errMarshal or that of a read
+// deadline. It needs the turn.
+func (c *Context) receive(sequence int) (any, error) {
+	for {
+		b, err := c.frame()
+		if err != nil {
+			return nil, err
+		}
+		n, reply, err := parseReply(b)
+		if err != nil {
+			return nil, err
+		}
+		if n == sequence {
+			return reply, nil
+		}
+	}
+}
+
+// frame reads one frame; it is valid until the next call.
+func (c *Context) frame() ([]byte, error) {
+	const room = 8 << 10
+	for {
+		if len(c.buf) >= 4 {
+			n := int(c.buf[0])<<24 | int(c.buf[1])<<16 | int(c.buf[2])<<8 | int(c.buf[3])
+			if n > maxReply {
+				return nil, errMarshal
+			}
+			if len(c.buf) >= 4+n {
+				b := c.buf[4 : 4+n]
+				// What follows moves to a buffer of its own: nothing does, normally.
+				c.buf = append([]byte(nil), c.buf[4+n:]...)
+				return b, nil
+			}
+		}
+		if cap(c.buf)-len(c.buf) < room {
+			c.buf = slices.Grow(c.buf, max(room, len(c.buf)))
+		}
+		n, err := c.ctl.Read(c.buf[len(c.buf):cap(c.buf)])
+		c.buf = c.buf[:len(c.buf)+n]
+		switch {
+		case err == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded) && c.alive():
+			return nil, err
+		default:
+			return nil, errGone
+		}
+	}
+}

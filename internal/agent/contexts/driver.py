@@ -1,0 +1,315 @@
+# The Python side of a context. The agent starts it with one end of a socket as descriptor CONTROL and sends requests,
+# one at a time; each is answered with one message. A message is a 4 byte big-endian length and a marshalled (version 2)
+# tuple: marshal is part of the interpreter, runs no Python code and is short, which counts right after a fork, when
+# every instruction is emulated for the first time. Works with Python 3.8 and newer.
+#
+# User code runs in a module of its own, registered as __main__. Nothing here is visible to it but in sys._getframe.
+# Beyond what the interpreter itself has loaded only traceback and linecache are imported.
+
+
+def driver():
+    import builtins
+    import linecache
+    import marshal
+    import sys
+    import traceback
+    from _ast import Expr, Expression
+    from _signal import SIGINT, signal
+    from os import _exit, environ, read, register_at_fork, set_inheritable, write
+    from os import close as close_fd
+
+    CONTROL = 3
+    MAX_SOURCES = 16 << 20
+    ONLY_AST = 0x400
+    TOP_LEVEL_AWAIT = 0x2000
+    COROUTINE = 0x80
+    HERE = driver.__code__.co_filename
+    modules = sys.modules
+
+    set_inheritable(CONTROL, False)
+    main = type(sys)("__main__")
+    namespace = main.__dict__
+    namespace["__builtins__"] = builtins
+    modules["__main__"] = main
+    sys.argv = [""]
+    # Line by line, as at a prompt; the encoding must not depend on the image's locale.
+    stdout, stderr = sys.stdout, sys.stderr
+    stdout.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    stderr.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+    # user: user code runs, so SIGINT is its KeyboardInterrupt. pending: SIGINT came just outside of that. child: this
+    # is a fork made by user code, in which nobody listens.
+    user = pending = child = False
+    flags = TOP_LEVEL_AWAIT
+    sources = {}
+    sources_size = 0
+    loop = None
+
+    def on_sigint(signum, frame):
+        nonlocal pending
+        if user:
+            raise KeyboardInterrupt
+        pending = True
+
+    def in_child():
+        nonlocal child
+        child = True
+        try:
+            close_fd(CONTROL)
+        except OSError:
+            pass
+
+    def receive():
+        data = read(CONTROL, 65536)
+        while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+            more = read(CONTROL, 1 << 20)
+            if not more:
+                _exit(0)
+            data += more
+        return marshal.loads(memoryview(data)[4:])
+
+    def send(message):
+        data = marshal.dumps(message, 2)
+        data = len(data).to_bytes(4, "big") + data
+        n = write(CONTROL, data)
+        while n < len(data):
+            data = data[n:]
+            n = write(CONTROL, data)
+
+    def clip(text, limit=1 << 20):
+        if len(text) > limit:
+            text = "%s… [%d more characters cut]" % (text[:limit], len(text) - limit)
+        return text
+
+    def remember(name, code):
+        nonlocal sources_size
+        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        sources[name] = len(code)
+        sources_size += len(code)
+        while sources_size > MAX_SOURCES and len(sources) > 1:
+            oldest = next(iter(sources))
+            sources_size -= sources.pop(oldest)
+            linecache.cache.pop(oldest, None)
+
+    def execute(code, name):
+        # Returns the text of a trailing expression.
+        nonlocal flags
+        tree = compile(code, name, "exec", ONLY_AST | flags)
+        body = tree.body
+        last = body.pop() if body and isinstance(body[-1], Expr) else None
+        if body:
+            compiled = compile(tree, name, "exec", flags)
+            if "__future__" in modules:
+                # As at a prompt, a future statement holds for all that is entered after it.
+                features = modules["__future__"]
+                for feature in features.all_feature_names:
+                    flags |= compiled.co_flags & getattr(features, feature).compiler_flag
+            run(compiled)
+        if last is None:
+            return None
+        value = run(compile(Expression(last.value), name, "eval", flags))
+        if value is None:
+            return None
+        # As sys.displayhook does: an old _ must not be shown by the repr of a value that refers to it.
+        builtins._ = None
+        text = repr(value)
+        builtins._ = value
+        return clip(text)
+
+    def run(code):
+        if code.co_flags & COROUTINE:
+            return run_async(eval(code, namespace))
+        return eval(code, namespace)
+
+    def run_async(coroutine):
+        nonlocal loop
+        import asyncio
+
+        if loop is None or loop.is_closed():
+            loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(loop)
+        task = loop.create_task(coroutine)
+        try:
+            return loop.run_until_complete(task)
+        except BaseException:
+            # An interrupt leaves the loop, not the task.
+            if not task.done():
+                task.cancel()
+                try:
+                    loop.run_until_complete(task)
+                except BaseException:
+                    pass
+            raise
+
+    def ours(tb):
+        frame = tb.tb_frame
+        return frame.f_code.co_filename == HERE or str(frame.f_globals.get("__name__")).startswith("asyncio.")
+
+    def describe(error):
+        kind = type(error)
+        tb = error.__traceback__
+        # Ours and the event loop's lead to user code; the signal handler's is the last of an interrupt.
+        while tb is not None and ours(tb):
+            tb = tb.tb_next
+        last = tb
+        while last is not None and last.tb_next is not None:
+            if last.tb_next.tb_frame.f_code is on_sigint.__code__:
+                last.tb_next = None
+            last = last.tb_next
+        error.__traceback__ = tb
+        sys.last_type, sys.last_value, sys.last_traceback = kind, error, tb
+        sys.last_exc = error
+        try:
+            value = str(error)
+        except Exception:
+            value = "<unprintable %s object>" % kind.__name__
+        try:
+            text = "".join(traceback.format_exception(kind, error, tb))
+        except Exception:
+            text = "%s: %s\n" % (kind.__name__, value)
+        return kind.__name__, clip(value, 1 << 16), clip(text)
+
+    def flush():
+        for f in (sys.stdout, sys.stderr, stdout, stderr):
+            try:
+                f.flush()
+            except Exception:
+                pass
+
+    def evaluate(count, code, env):
+        nonlocal user, pending
+        text = error = before = None
+        try:
+            try:
+                if env:
+                    before = {k: environ.get(k) for k in env}
+                    environ.update(env)
+                name = "<eval %d>" % count
+                remember(name, code)
+                user = True
+                if pending:
+                    raise KeyboardInterrupt
+                text = execute(code, name)
+            finally:
+                try:
+                    # Still interruptible: a reader that does not read holds it back.
+                    flush()
+                finally:
+                    user = False
+        except BaseException as e:
+            user = False
+            error = describe(e)
+            flush()
+            if child:
+                leave(e)
+        if before:
+            for k, v in before.items():
+                if v is None:
+                    environ.pop(k, None)
+                else:
+                    environ[k] = v
+        pending = False
+        return text, error
+
+    def leave(error):
+        # A fork made by user code ends as a program would.
+        code = getattr(error, "code", 1) if isinstance(error, SystemExit) else 1
+        if code is None:
+            code = 0
+        elif not isinstance(code, int):
+            stderr.write("%s\n" % (code,))
+            code = 1
+        if not isinstance(error, SystemExit):
+            stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+        flush()
+        _exit(code & 0xFF)
+
+    def renew(seed, env):
+        # The first thing that runs in a clone: no imports, no system calls but what ssl needs.
+        done, failed = [], []
+        if env:
+            environ.update(env)
+        random = modules.get("random")
+        if random is not None:
+            try:
+                random._inst.seed(int.from_bytes(seed[:32], "little"))
+                random._inst.gauss_next = None
+                done.append("random")
+            except Exception as e:  # still being imported, or somebody else's module of that name
+                failed.append(("random", repr(e)))
+        mtrand = modules.get("numpy.random.mtrand")
+        if mtrand is not None:
+            try:
+                mtrand._rand.seed([int.from_bytes(seed[i : i + 4], "little") for i in range(32, 64, 4)])
+                done.append("numpy.random")
+            except Exception as e:
+                failed.append(("numpy.random", repr(e)))
+        ssl = modules.get("_ssl")
+        if ssl is not None:
+            try:
+                ssl.RAND_add(seed[64:96], 32.0)
+                done.append("openssl")
+            except Exception as e:
+                failed.append(("openssl", repr(e)))
+        tempfile = modules.get("tempfile")
+        if tempfile is not None:
+            tempfile._name_sequence = None
+            done.append("tempfile")
+        return tuple(done), tuple(failed)
+
+    def facts():
+        # Before a freeze: what a clone cannot renew.
+        import gc
+
+        found = {}
+        random, mtrand = modules.get("random"), modules.get("numpy.random.mtrand")
+        generator = modules.get("numpy.random._generator")
+        kinds, known = [], []
+        if random is not None:
+            kinds.append(random.Random)
+            known.append(getattr(random, "_inst", None))
+        if mtrand is not None:
+            kinds.append(mtrand.RandomState)
+            known.append(getattr(mtrand, "_rand", None))
+        if generator is not None:
+            kinds.append(generator.Generator)
+        if kinds:
+            kinds = tuple(kinds)
+            system = getattr(random, "SystemRandom", ())
+            names = getattr(modules.get("tempfile"), "_name_sequence", None)
+            known.append(getattr(names, "_rng", None))
+            for o in gc.get_objects():
+                kind = type(o)
+                if issubclass(kind, kinds) and not issubclass(kind, system) and not any(o is k for k in known):
+                    name = kind.__module__ + "." + kind.__qualname__
+                    found[name] = found.get(name, 0) + 1
+        children = 0
+        mp = modules.get("multiprocessing.process")
+        if mp is not None:
+            children = len(getattr(mp, "_children", ()))
+        return len(sys._current_frames()), children, found, sys.flags.hash_randomization
+
+    def serve():
+        nonlocal pending
+        op, sequence, args = receive()
+        if op == "eval":
+            if args[3]:
+                pending = False
+            reply = evaluate(*args[:3])
+        elif op == "renew":
+            reply = renew(*args)
+        else:
+            reply = facts()
+        if child:
+            flush()
+            _exit(0)
+        send((sequence, reply))
+
+    signal(SIGINT, on_sigint)
+    register_at_fork(after_in_child=in_child)
+    send((0, "%d.%d.%d" % sys.version_info[:3]))
+    while True:
+        serve()
+
+
+driver()

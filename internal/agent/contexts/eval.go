@@ -1,0 +1,208 @@
+package contexts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/guest/wire"
+)
+
+// Eval runs code in a context, made when there is none of that id. Output goes to sink while it runs; when Eval returns
+// all that the code wrote has been handed over and sink is out of use. A caller whose ctx ends leaves: the code runs
+// on. What ends the code (an exception, a time limit, the death of the interpreter) is in the result; an error means
+// that it was not run, or that the caller left.
+func (m *Manager) Eval(ctx context.Context, req *wire.EvalRequest, sink func(wire.Kind, []byte) error) (*wire.EvalResult, error) {
+	cfg := wire.ContextConfig{ID: req.Context, Language: req.Language}
+	if err := check(&cfg); err != nil {
+		return nil, err
+	}
+	if req.TimeoutMS < 0 || req.TimeoutMS > int64(100*365*24*time.Hour/time.Millisecond) {
+		return nil, wire.Errorf(wire.CodeInvalid, "evaluate in %s: time limit of %d ms", cfg.ID, req.TimeoutMS)
+	}
+	for k, v := range req.Env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+			return nil, wire.Errorf(wire.CodeInvalid, "environment variable %q: names are not empty and without = and NUL, values without NUL", k)
+		}
+	}
+	c, _, err := m.obtain(ctx, cfg, false)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case c.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	c.setSink(sink)
+	done := make(chan *wire.EvalResult, 1)
+	go func() {
+		result := c.evaluate(req)
+		c.setSink(nil)
+		<-c.turn
+		done <- result
+	}()
+	select {
+	case result := <-done:
+		return result, nil
+	case <-ctx.Done():
+	}
+	// Whatever is being sent to the caller fails now, and nothing may be sent after this.
+	c.sinkMu.Lock()
+	if c.sink != nil {
+		c.sink = discard
+	}
+	c.sinkMu.Unlock()
+	return nil, context.Cause(ctx)
+}
+
+// evaluate needs the turn.
+func (c *Context) evaluate(req *wire.EvalRequest) *wire.EvalResult {
+	start := time.Now()
+	run := &evaluation{}
+	c.mu.Lock()
+	c.evals++
+	result := &wire.EvalResult{ExecutionCount: c.evals}
+	c.running = run
+	c.mu.Unlock()
+
+	limit := time.Duration(req.TimeoutMS) * time.Millisecond
+	stop := func() {}
+	if limit > 0 {
+		stop = c.limit(run, limit)
+	}
+	reply, err := c.exchange(req, result.ExecutionCount)
+	stop()
+	c.mu.Lock()
+	c.running = nil
+	timedOut := run.timedOut
+	c.signalled = run.interrupted
+	c.mu.Unlock()
+
+	if err == nil {
+		err = fill(result, reply)
+	}
+	switch {
+	case err != nil:
+		result.Error = c.obituary(err, timedOut, limit)
+	case timedOut && result.Error != nil && result.Error.Name == "KeyboardInterrupt":
+		result.Error.Name = "Timeout"
+		result.Error.Value = fmt.Sprintf("interrupted: it ran longer than its time limit of %v; the context lives", limit)
+	}
+	for _, o := range c.outs {
+		o.Drain()
+	}
+	result.MS = float64(time.Since(start).Microseconds()) / 1000
+	return result
+}
+
+// limit interrupts an evaluation when its time is up and kills the context when that does not end it.
+func (c *Context) limit(run *evaluation, limit time.Duration) (stop func()) {
+	after := func(d time.Duration, do func()) *time.Timer {
+		return time.AfterFunc(d, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.running == run { // not the next one
+				run.timedOut = true
+				do()
+			}
+		})
+	}
+	interrupt := after(limit, func() { _ = c.interrupt() })
+	kill := after(limit+killGrace, func() { _ = c.child.SignalGroup(unix.SIGKILL) })
+	return func() {
+		interrupt.Stop()
+		kill.Stop()
+	}
+}
+
+func (c *Context) exchange(req *wire.EvalRequest, count int) (any, error) {
+	if !c.alive() {
+		return nil, errGone
+	}
+	n, err := c.request("eval", tuple{count, req.Code, req.Env, c.signalled})
+	if err != nil {
+		return nil, err
+	}
+	return c.receive(n)
+}
+
+// fill takes the driver's reply to an evaluation apart: text or None, and None or name, value and traceback of an error.
+// More fields may follow.
+func fill(result *wire.EvalResult, reply any) error {
+	fields, ok := reply.(tuple)
+	if !ok || len(fields) < 2 {
+		return errMarshal
+	}
+	switch text := fields[0].(type) {
+	case nil:
+	case string:
+		result.Text = &text
+	default:
+		return errMarshal
+	}
+	switch e := fields[1].(type) {
+	case nil:
+		return nil
+	case tuple:
+		if len(e) != 3 {
+			return errMarshal
+		}
+		name, ok1 := e[0].(string)
+		value, ok2 := e[1].(string)
+		traceback, ok3 := e[2].(string)
+		if !ok1 || !ok2 || !ok3 {
+			return errMarshal
+		}
+		result.Error = &wire.EvalError{Name: name, Value: value, Traceback: traceback}
+		return nil
+	default:
+		return errMarshal
+	}
+}
+
+// exitPatience is how long an interpreter that closed its control channel has for ending by itself.
+const exitPatience = time.Second
+
+// obituary waits for the end of the process and says what it means for the evaluation.
+func (c *Context) obituary(err error, timedOut bool, limit time.Duration) *wire.EvalError {
+	already := !c.alive()
+	if !errors.Is(err, errGone) {
+		_ = c.child.SignalGroup(unix.SIGKILL) // what it says is of no use any more
+	}
+	patience := time.NewTimer(exitPatience)
+	defer patience.Stop()
+	select {
+	case <-c.child.Done():
+	case <-patience.C:
+		_ = c.child.SignalGroup(unix.SIGKILL)
+		<-c.child.Done()
+	}
+	state := c.child.State()
+	what := fmt.Sprintf("the interpreter of context %s ended (%v)", c.id, state)
+	if already {
+		what = fmt.Sprintf("the interpreter of context %s ended earlier (%v)", c.id, state)
+	}
+	again := "; its variables are gone: create the context again to go on"
+	if timedOut && !already {
+		return &wire.EvalError{
+			Name: "Timeout",
+			Value: fmt.Sprintf("killed: it ran longer than its time limit of %v and did not react to the interrupt for %v; %s%s",
+				limit, killGrace, what, again),
+		}
+	}
+	hint := ""
+	switch {
+	case errors.Is(err, errMarshal):
+		hint = "; its code wrote into the control channel (descriptor 3)"
+	case state.Signal() == unix.SIGKILL:
+		hint = "; if nobody killed it, the sandbox ran out of memory"
+	case state.Exited():
+		hint = "; its code ended the process (os._exit) or closed descriptor 3"
+	}
+	return &wire.EvalError{Name: "ContextKilled", Value: what + hint + again}
+}

@@ -1,0 +1,71 @@
+package contexts
+
+import (
+	"context"
+	"encoding/json"
+
+	"forkd.dev/forkd/internal/guest/wire"
+)
+
+// Handlers are the calls this package serves.
+func (m *Manager) Handlers() map[string]wire.Handler {
+	return map[string]wire.Handler{
+		wire.MethodContextNew:   call(m.handleCreate),
+		wire.MethodContextEval:  call(m.handleEval),
+		wire.MethodContextStop:  call(m.handleInterrupt),
+		wire.MethodContextList:  call(m.handleList),
+		wire.MethodContextClose: call(m.handleRemove),
+	}
+}
+
+func call[T any](f func(context.Context, *wire.Stream, *T) error) wire.Handler {
+	return func(ctx context.Context, s *wire.Stream, request []byte) error {
+		req := new(T)
+		if err := json.Unmarshal(request, req); err != nil {
+			return wire.Errorf(wire.CodeInvalid, "decode request: %v", err)
+		}
+		return f(ctx, s, req)
+	}
+}
+
+func (m *Manager) handleCreate(ctx context.Context, s *wire.Stream, cfg *wire.ContextConfig) error {
+	info, err := m.Create(ctx, *cfg)
+	if err != nil {
+		return err
+	}
+	return s.SendMessage(info)
+}
+
+func (m *Manager) handleEval(ctx context.Context, s *wire.Stream, req *wire.EvalRequest) error {
+	result, err := m.Eval(ctx, req, s.Send)
+	if err != nil {
+		return err
+	}
+	return s.SendMessage(result)
+}
+
+func (m *Manager) handleInterrupt(_ context.Context, s *wire.Stream, req *wire.ContextRequest) error {
+	if err := m.Interrupt(id(req)); err != nil {
+		return err
+	}
+	return s.SendMessage(struct{}{})
+}
+
+func (m *Manager) handleList(_ context.Context, s *wire.Stream, _ *struct{}) error {
+	return s.SendMessage(wire.ContextList{Contexts: m.List()})
+}
+
+func (m *Manager) handleRemove(ctx context.Context, s *wire.Stream, req *wire.ContextRequest) error {
+	if err := m.Remove(ctx, id(req)); err != nil {
+		return err
+	}
+	return s.SendMessage(struct{}{})
+}
+
+// id is the context a request means.
+func id(req *wire.ContextRequest) string {
+	if req.ID == "" {
+		return defaultID
+	}
+	return req.ID
+}

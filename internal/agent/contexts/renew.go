@@ -1,0 +1,232 @@
+package contexts
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/guest/wire"
+)
+
+// facts are what an interpreter said of itself before a freeze.
+type facts struct {
+	threads    int
+	children   int
+	generators string // "2 × random.Random, 1 × …", empty for none
+	hashSeed   bool   // str hashes are random
+}
+
+// Quiesce asks every idle context what a clone could not renew, and remembers it for Renew; one that is busy or slow
+// (a quarter of a second, or ctx) has no answer then, which is no error. Call it before freezing.
+func (m *Manager) Quiesce(ctx context.Context) error {
+	deadline := time.Now().Add(quiesceLimit)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	for _, c := range m.all() {
+		f := c.askFacts(deadline)
+		c.mu.Lock()
+		c.facts = f
+		c.mu.Unlock()
+	}
+	return nil
+}
+
+func (c *Context) askFacts(deadline time.Time) *facts {
+	if !c.tryTurn() {
+		return nil
+	}
+	defer func() { <-c.turn }()
+	n, err := c.request("facts", nil)
+	if err != nil {
+		return nil
+	}
+	_ = c.ctl.SetReadDeadline(deadline)
+	defer func() { _ = c.ctl.SetReadDeadline(time.Time{}) }()
+	reply, err := c.receive(n)
+	if err != nil {
+		return nil
+	}
+	return parseFacts(reply)
+}
+
+func parseFacts(reply any) *facts {
+	fields, ok := reply.(tuple)
+	if !ok || len(fields) < 4 {
+		return nil
+	}
+	f := &facts{}
+	var ok1, ok2 bool
+	f.threads, ok1 = fields[0].(int)
+	f.children, ok2 = fields[1].(int)
+	found, ok3 := fields[2].(tuple)
+	seed, ok4 := fields[3].(int)
+	if !ok1 || !ok2 || !ok3 || !ok4 {
+		return nil
+	}
+	f.hashSeed = seed != 0
+	const shown = 8
+	var names []string
+	for i := 0; i+1 < len(found) && len(names) < shown; i += 2 {
+		name, _ := found[i].(string)
+		count, _ := found[i+1].(int)
+		if len(name) > 100 {
+			name = name[:100] + "…"
+		}
+		names = append(names, fmt.Sprintf("%d × %s", count, name))
+	}
+	slices.Sort(names)
+	f.generators = strings.Join(names, ", ")
+	return f
+}
+
+// tryTurn takes the turn if nobody has it and the interpreter lives.
+func (c *Context) tryTurn() bool {
+	if !c.alive() {
+		return false
+	}
+	select {
+	case c.turn <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// Renew gives every context of a clone a random state of its own and the sandbox's environment, before any code runs in
+// it: the command is in the interpreter's channel when thaw lets its cgroup run. The kernel's generator must have been
+// reseeded. It returns what was renewed ("context:default:random"), what could not be, and an error when a context was
+// thawed but did not confirm within two seconds: then the clone must not be used. The environment is set for later
+// processes too.
+//
+// It runs where every instruction is emulated for the first time: keep it short.
+func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(contextID string) error) ([]string, []wire.NotRenewed, error) {
+	m.cfg.Accounts.SetEnv(env)
+	all := m.all()
+	var asked []*Context
+	var not []wire.NotRenewed
+	defer func() {
+		for _, c := range asked {
+			<-c.turn
+		}
+	}()
+	for _, c := range all {
+		if !c.tryTurn() {
+			if c.alive() {
+				not = append(not, c.not("context", "it was in the middle of an evaluation when it was frozen"))
+			}
+			continue
+		}
+		asked = append(asked, c)
+		if err := c.askRenewal(env); err != nil {
+			return nil, nil, fmt.Errorf("renew context %s: %w", c.id, err)
+		}
+	}
+	for _, c := range all {
+		if err := thaw(c.id); err != nil {
+			return nil, nil, fmt.Errorf("thaw context %s: %w", c.id, err)
+		}
+	}
+	deadline := time.Now().Add(renewLimit)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	var renewed []string
+	for _, c := range asked {
+		done, failed, err := c.confirm(deadline)
+		if err != nil {
+			return nil, nil, fmt.Errorf("renew context %s: no confirmation: %w", c.id, err)
+		}
+		renewed = append(renewed, done...)
+		not = append(not, failed...)
+		not = append(not, c.unreachable()...)
+	}
+	return renewed, not, nil
+}
+
+func (c *Context) askRenewal(env map[string]string) error {
+	// The interpreter gets random bytes instead of asking the kernel for them: system calls it has not made yet in this
+	// machine are slow.
+	seed := make([]byte, 96)
+	if n, err := unix.Getrandom(seed, 0); err != nil || n != len(seed) {
+		return fmt.Errorf("get %d random bytes: got %d: %w", len(seed), n, err)
+	}
+	// What a thread printed before the snapshot is the parent's.
+	c.sinkMu.Lock()
+	c.kept.Clear()
+	c.sinkMu.Unlock()
+	_, err := c.request("renew", tuple{seed, env})
+	return err
+}
+
+// confirm waits for the answer to askRenewal.
+func (c *Context) confirm(deadline time.Time) (renewed []string, not []wire.NotRenewed, err error) {
+	_ = c.ctl.SetReadDeadline(deadline)
+	reply, err := c.receive(c.sequence)
+	_ = c.ctl.SetReadDeadline(time.Time{})
+	if err != nil {
+		return nil, nil, err
+	}
+	fields, ok := reply.(tuple)
+	if !ok || len(fields) < 2 {
+		return nil, nil, errMarshal
+	}
+	done, ok1 := fields[0].(tuple)
+	failed, ok2 := fields[1].(tuple)
+	if !ok1 || !ok2 {
+		return nil, nil, errMarshal
+	}
+	for _, v := range done {
+		name, _ := v.(string)
+		renewed = append(renewed, "context:"+c.id+":"+name)
+	}
+	for _, v := range failed {
+		f, ok := v.(tuple)
+		if !ok || len(f) != 2 {
+			return nil, nil, errMarshal
+		}
+		name, _ := f[0].(string)
+		why, _ := f[1].(string)
+		n := c.not("generator", "reseeding it failed: "+why)
+		n.Name += ": " + name
+		not = append(not, n)
+	}
+	return renewed, not, nil
+}
+
+func (c *Context) not(what, why string) wire.NotRenewed {
+	return wire.NotRenewed{What: what, PID: c.child.PID(), Name: "context " + c.id, Why: why}
+}
+
+// unreachable lists what the interpreter cannot renew itself, from the facts of the last Quiesce.
+func (c *Context) unreachable() []wire.NotRenewed {
+	c.mu.Lock()
+	f := c.facts
+	c.mu.Unlock()
+	if f == nil {
+		return []wire.NotRenewed{c.not("generator", "the interpreter was not asked what it holds before it was frozen, or did not answer in time")}
+	}
+	var list []wire.NotRenewed
+	add := func(what, name, why string) {
+		n := c.not(what, why)
+		n.Name += ": " + name
+		list = append(list, n)
+	}
+	if f.hashSeed {
+		add("hash_seed", "hash()", "an interpreter keeps its hash seed for life; the order of sets is that of the siblings")
+	}
+	if f.threads > 1 {
+		add("threads", fmt.Sprintf("%d threads", f.threads), "other threads of the interpreter may have run before renewal")
+	}
+	if f.generators != "" {
+		add("generator", f.generators, "generators made by user code keep their state; seed them again, or use the module's own functions")
+	}
+	if f.children > 0 {
+		add("process", fmt.Sprintf("%d multiprocessing children", f.children), "processes of the interpreter's own have their own random state")
+	}
+	return list
+}
