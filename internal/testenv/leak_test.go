@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -56,9 +57,12 @@ func leakProcess(t *testing.T, dir string) func() {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		t.Fatal(err)
+	}
 	return func() {
-		kill := exec.CommandContext(t.Context(), "kill", "-9", strings.TrimSpace(string(text)))
-		if err := kill.Run(); err != nil {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 			t.Error(err)
 		}
 	}
