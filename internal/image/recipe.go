@@ -1,0 +1,463 @@
+package image
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"forkd.dev/forkd/internal/image/debian"
+)
+
+// Recipe says how to make an image and warm it. ParseRecipe fills in the defaults and guarantees the bounds that the
+// fields' comments name.
+type Recipe struct {
+	Name     string            // default: the name given to ParseRecipe
+	Base     string            // "debian:bookworm"
+	Packages []string          // Debian packages, without versions
+	Files    []File            // copied in after the packages are installed
+	Env      map[string]string // of the recipe's commands, the warm-up and every process of a sandbox
+	WorkDir  string            // absolute; default "/root", or the user's home
+	User     string            // who runs the warm-up and a sandbox's processes; made when missing; default "root"
+	Run      []string          // shell commands, as root inside a VM, in order; no network
+	Machine  Machine
+	Warmup   *Warmup // nil: the snapshot is of a freshly booted machine
+}
+
+// File is something to copy into the image: exactly one of Source and Content.
+type File struct {
+	Source  string // slash-separated, relative to the recipe's directory, which it does not leave; file or directory
+	Content *string
+	Path    string // absolute, in the image
+	Mode    uint32 // 0: 0644, or 0755 when the source is executable
+	Owner   string // "user", "user:group"; default "root:root"
+}
+
+// Machine is the size of the VM.
+type Machine struct {
+	CPUs        int
+	MemoryBytes int64
+	DiskBytes   int64 // the disk is sparse: this is what it can grow to
+}
+
+// Warmup is what runs before the machine is frozen: code in a context, or a command.
+type Warmup struct {
+	Context  string   // language of the context: "python"; "" for a command
+	Code     string   // to evaluate
+	CodeFile string   // or a file of the recipe's directory with it
+	Command  []string // argv
+	Ready    *Ready   // for a command that keeps running; nil: it must exit with 0
+	Timeout  time.Duration
+}
+
+// Ready is how to tell that a warm-up command is up: exactly one of the conditions.
+type Ready struct {
+	Command []string // exits with 0
+	Port    int      // TCP port on 127.0.0.1 accepts
+	File    string   // exists
+	Log     string   // regular expression, matches a line of the command's output
+	Timeout time.Duration
+}
+
+// Defaults of a recipe.
+const (
+	DefaultCPUs          = 1
+	DefaultMemoryBytes   = 512 << 20
+	DefaultDiskBytes     = 8 << 30
+	DefaultWarmupTimeout = 5 * time.Minute
+	DefaultReadyTimeout  = 2 * time.Minute
+)
+
+const (
+	maxRecipeBytes  = 1 << 20
+	maxNameLength   = 63
+	maxPathLength   = 1024
+	maxListLength   = 1000
+	maxTextLength   = 256 << 10
+	maxEnvValue     = 32 << 10
+	maxCPUs         = 64
+	minMemory       = 128 << 20
+	maxMemory       = 1 << 40
+	minDisk         = 1 << 30
+	maxDisk         = 16 << 40
+	maxTimeout      = 24 * time.Hour
+	maxReportedText = 60
+)
+
+// Fault is one thing wrong with a recipe.
+type Fault struct {
+	Line, Column int // 1-based; 0: the recipe as a whole
+	Message      string
+}
+
+// RecipeError lists everything wrong with a recipe, in the order of its lines.
+type RecipeError struct {
+	Name   string
+	Faults []Fault
+}
+
+func (e *RecipeError) Error() string {
+	lines := make([]string, 0, len(e.Faults))
+	for _, f := range e.Faults {
+		if f.Line == 0 {
+			lines = append(lines, fmt.Sprintf("%s: %s", e.Name, f.Message))
+			continue
+		}
+		lines = append(lines, fmt.Sprintf("%s:%d: %s", e.Name, f.Line, f.Message))
+	}
+	return strings.Join(lines, "\n")
+}
+
+var (
+	namePattern  = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
+	envPattern   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	userPattern  = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+	ownerPattern = regexp.MustCompile(`^([a-z_][a-z0-9_-]{0,31}|[0-9]{1,9})(:([a-z_][a-z0-9_-]{0,31}|[0-9]{1,9}))?$`)
+	sizePattern  = regexp.MustCompile(`^([0-9]{1,12})\s*(KiB|MiB|GiB|TiB)$`)
+)
+
+// ParseRecipe reads a recipe file. name is the file's name, for messages. The error is a *RecipeError with every
+// fault, each with its line. It touches no file: sources are looked up by Resolve.
+func ParseRecipe(name string, text []byte) (*Recipe, error) {
+	d := &decoder{}
+	r := &Recipe{
+		User:    "root",
+		Machine: Machine{CPUs: DefaultCPUs, MemoryBytes: DefaultMemoryBytes, DiskBytes: DefaultDiskBytes},
+	}
+	if root := d.document(text); root != nil {
+		d.recipe(root, r)
+	}
+	if len(d.faults) > 0 {
+		slices.SortStableFunc(d.faults, func(a, b Fault) int {
+			if a.Line != b.Line {
+				return a.Line - b.Line
+			}
+			return a.Column - b.Column
+		})
+		return nil, &RecipeError{Name: name, Faults: d.faults}
+	}
+	if r.WorkDir == "" {
+		r.WorkDir = "/root"
+		if r.User != "root" {
+			r.WorkDir = "/home/" + r.User
+		}
+	}
+	return r, nil
+}
+
+func (d *decoder) recipe(n *node, r *Recipe) {
+	hasBase := false
+	d.mapping(n, map[string]func(*node){
+		"name": func(n *node) {
+			if s, ok := d.text(n, maxNameLength); ok {
+				if !namePattern.MatchString(s) {
+					d.fault(n, "name %q: use lower-case letters, digits, '.', '_' and '-'", short(s))
+				}
+				r.Name = s
+			}
+		},
+		"base": func(n *node) {
+			hasBase = true
+			if s, ok := d.text(n, maxNameLength); ok {
+				if _, err := debian.BaseByName(s); err != nil {
+					d.fault(n, "%s", err)
+				}
+				r.Base = s
+			}
+		},
+		"packages": func(n *node) { r.Packages = d.packages(n) },
+		"files":    func(n *node) { d.list(n, func(n *node) { r.Files = append(r.Files, d.file(n)) }) },
+		"env":      func(n *node) { r.Env = d.env(n) },
+		"workdir":  func(n *node) { r.WorkDir = d.absolute(n) },
+		"user": func(n *node) {
+			if s, ok := d.text(n, maxNameLength); ok {
+				if !userPattern.MatchString(s) {
+					d.fault(n, "user %q is not a user name", short(s))
+				}
+				r.User = s
+			}
+		},
+		"run": func(n *node) {
+			d.list(n, func(n *node) {
+				if s, ok := d.text(n, maxTextLength); ok {
+					r.Run = append(r.Run, s)
+				}
+			})
+		},
+		"machine": func(n *node) { d.machine(n, &r.Machine) },
+		"warmup":  func(n *node) { r.Warmup = d.warmup(n) },
+	})
+	if !hasBase && n.isMapping() {
+		d.fault(n, `key "base" is missing; for example: base: %s`, debian.Bases()[0].Name)
+	}
+}
+
+func (d *decoder) packages(n *node) []string {
+	var packages []string
+	d.list(n, func(n *node) {
+		s, ok := d.text(n, 200)
+		switch {
+		case !ok:
+		case strings.ContainsAny(s, "=/ "):
+			d.fault(n, "package %q: give the name only, without version or release", short(s))
+		case !debian.ValidName(s):
+			d.fault(n, "package %q: not a package name", short(s))
+		case slices.Contains(packages, s):
+			d.fault(n, "package %q is listed twice", s)
+		default:
+			packages = append(packages, s)
+		}
+	})
+	return packages
+}
+
+func (d *decoder) file(n *node) File {
+	var f File
+	hasPath := false
+	d.mapping(n, map[string]func(*node){
+		"source":  func(n *node) { f.Source = d.source(n) },
+		"content": func(n *node) { f.Content = d.content(n) },
+		"path": func(n *node) {
+			hasPath = true
+			f.Path = d.absolute(n)
+			if f.Path == "/" {
+				d.fault(n, "path: name a file, not the root directory")
+			}
+		},
+		"mode": func(n *node) { f.Mode = d.mode(n) },
+		"owner": func(n *node) {
+			if s, ok := d.text(n, maxNameLength); ok {
+				if !ownerPattern.MatchString(s) {
+					d.fault(n, `owner %q: write "user" or "user:group"`, short(s))
+				}
+				f.Owner = s
+			}
+		},
+	})
+	if n.isMapping() {
+		if !hasPath {
+			d.fault(n, `file: key "path" is missing`)
+		}
+		if n.has("source") == n.has("content") {
+			d.fault(n, `file: give exactly one of "source" and "content"`)
+		}
+	}
+	return f
+}
+
+func (d *decoder) content(n *node) *string {
+	s, ok := d.scalar(n)
+	if !ok {
+		return nil
+	}
+	if len(s) > maxTextLength {
+		d.fault(n, "content: longer than %d bytes; use a source file", maxTextLength)
+	}
+	return &s
+}
+
+// mode reads an octal file mode, quoted or not: YAML itself would take 0644 as a decimal or an octal number depending
+// on its version.
+func (d *decoder) mode(n *node) uint32 {
+	s, ok := d.scalar(n)
+	if !ok {
+		return 0
+	}
+	v, err := strconv.ParseUint(strings.TrimPrefix(s, "0o"), 8, 32)
+	if err != nil || v == 0 || v > 0o7777 {
+		d.fault(n, "mode %q: write it in octal, for example \"0755\"", short(s))
+	}
+	return uint32(v)
+}
+
+func (d *decoder) env(n *node) map[string]string {
+	env := map[string]string{}
+	d.entries(n, func(key string, k, v *node) {
+		if !envPattern.MatchString(key) || len(key) > 300 {
+			d.fault(k, "env %q is not a variable name", short(key))
+			return
+		}
+		s, ok := d.scalar(v)
+		if !ok {
+			return
+		}
+		if strings.ContainsRune(s, 0) || len(s) > maxEnvValue {
+			d.fault(v, "env %s: value has a NUL or is longer than %d bytes", key, maxEnvValue)
+			return
+		}
+		env[key] = s
+	})
+	return env
+}
+
+func (d *decoder) machine(n *node, m *Machine) {
+	d.mapping(n, map[string]func(*node){
+		"cpus":   func(n *node) { m.CPUs = int(d.integer(n, "cpus", 1, maxCPUs)) },
+		"memory": func(n *node) { m.MemoryBytes = d.size(n, "memory", minMemory, maxMemory) },
+		"disk":   func(n *node) { m.DiskBytes = d.size(n, "disk", minDisk, maxDisk) },
+	})
+}
+
+func (d *decoder) size(n *node, what string, least, most int64) int64 {
+	s, ok := d.scalar(n)
+	if !ok {
+		return 0
+	}
+	m := sizePattern.FindStringSubmatch(s)
+	if m == nil {
+		d.fault(n, "%s %q: write a whole number with a unit, for example \"512MiB\" or \"4GiB\"", what, short(s))
+		return 0
+	}
+	v, _ := strconv.ParseInt(m[1], 10, 64)
+	shift := map[string]int{"KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}[m[2]]
+	if v > most>>shift || v<<shift < least {
+		d.fault(n, "%s %q: must be from %s to %s", what, s, sizeText(least), sizeText(most))
+		return 0
+	}
+	if v<<shift%(1<<20) != 0 {
+		d.fault(n, "%s %q: must be a multiple of 1MiB", what, s)
+		return 0
+	}
+	return v << shift
+}
+
+func sizeText(v int64) string {
+	switch {
+	case v%(1<<40) == 0:
+		return strconv.FormatInt(v>>40, 10) + "TiB"
+	case v%(1<<30) == 0:
+		return strconv.FormatInt(v>>30, 10) + "GiB"
+	default:
+		return strconv.FormatInt(v>>20, 10) + "MiB"
+	}
+}
+
+func (d *decoder) warmup(n *node) *Warmup {
+	w := &Warmup{Timeout: DefaultWarmupTimeout}
+	d.mapping(n, map[string]func(*node){
+		"context": func(n *node) {
+			if s, ok := d.text(n, maxNameLength); ok {
+				if s != "python" {
+					d.fault(n, `context %q is not known; use "python"`, short(s))
+				}
+				w.Context = s
+			}
+		},
+		"code": func(n *node) {
+			if s, ok := d.text(n, maxTextLength); ok {
+				w.Code = s
+			}
+		},
+		"code_file": func(n *node) { w.CodeFile = d.source(n) },
+		"command":   func(n *node) { w.Command = d.argv(n, "command") },
+		"ready":     func(n *node) { w.Ready = d.ready(n) },
+		"timeout":   func(n *node) { w.Timeout = d.duration(n, "timeout") },
+	})
+	if !n.isMapping() {
+		return w
+	}
+	switch context, command := n.has("context"), n.has("command"); {
+	case context && command || !context && !command:
+		d.fault(n, `warmup: give either "context" with "code" or "code_file", or "command"`)
+	case context && n.has("code") == n.has("code_file"):
+		d.fault(n, `warmup: a context needs exactly one of "code" and "code_file"`)
+	case context && n.has("ready"):
+		d.fault(n, `warmup: "ready" belongs to a command; code in a context is ready when it returns`)
+	case command && (n.has("code") || n.has("code_file")):
+		d.fault(n, `warmup: "code" needs a "context", not a "command"`)
+	}
+	return w
+}
+
+func (d *decoder) ready(n *node) *Ready {
+	r := &Ready{Timeout: DefaultReadyTimeout}
+	d.mapping(n, map[string]func(*node){
+		"command": func(n *node) { r.Command = d.argv(n, "command") },
+		"port":    func(n *node) { r.Port = int(d.integer(n, "port", 1, 65535)) },
+		"file":    func(n *node) { r.File = d.absolute(n) },
+		"log": func(n *node) {
+			if s, ok := d.text(n, 1000); ok {
+				if _, err := regexp.Compile(s); err != nil {
+					d.fault(n, "log: %s", err)
+				}
+				r.Log = s
+			}
+		},
+		"timeout": func(n *node) { r.Timeout = d.duration(n, "timeout") },
+	})
+	if n.isMapping() {
+		count := 0
+		for _, key := range []string{"command", "port", "file", "log"} {
+			if n.has(key) {
+				count++
+			}
+		}
+		if count != 1 {
+			d.fault(n, `ready: give exactly one of "command", "port", "file" and "log"`)
+		}
+	}
+	return r
+}
+
+// argv is a command: a list of arguments, or a string for the shell.
+func (d *decoder) argv(n *node, what string) []string {
+	if n.isScalar() {
+		if s, ok := d.text(n, maxTextLength); ok {
+			return []string{"/bin/sh", "-c", s}
+		}
+		return nil
+	}
+	var argv []string
+	d.list(n, func(n *node) {
+		if s, ok := d.scalar(n); ok {
+			if strings.ContainsRune(s, 0) || len(s) > maxTextLength {
+				d.fault(n, "%s: argument has a NUL or is longer than %d bytes", what, maxTextLength)
+			}
+			argv = append(argv, s)
+		}
+	})
+	if n.isList() && (len(argv) == 0 || argv[0] == "") {
+		d.fault(n, "%s: names no program", what)
+	}
+	return argv
+}
+
+func (d *decoder) duration(n *node, what string) time.Duration {
+	s, ok := d.scalar(n)
+	if !ok {
+		return 0
+	}
+	v, err := time.ParseDuration(s)
+	if err != nil || v <= 0 || v > maxTimeout {
+		d.fault(n, "%s %q: write a time up to 24h with a unit, for example \"90s\"", what, short(s))
+	}
+	return v
+}
+
+// absolute is a path inside the image.
+func (d *decoder) absolute(n *node) string {
+	s, ok := d.text(n, maxPathLength)
+	if !ok {
+		return ""
+	}
+	if s[0] != '/' || path.Clean(s) != s || strings.ContainsAny(s, "\n\r") {
+		d.fault(n, "path %q: write an absolute path without \"..\", \"//\" or a slash at the end", short(s))
+	}
+	return s
+}
+
+// source is a path in the recipe's directory.
+func (d *decoder) source(n *node) string {
+	s, ok := d.text(n, maxPathLength)
+	if !ok {
+		return ""
+	}
+	clean := path.Clean(s)
+	if s[0] == '/' || clean == ".." || strings.HasPrefix(clean, "../") || strings.ContainsAny(s, "\\\n\r") {
+		d.fault(n, "source %q: must be below the recipe's directory", short(s))
+	}
+	return clean
+}
