@@ -255,7 +255,7 @@ func newOverlaySink(f *os.File, h *qcowHeader, extents []layer.Extent) (*overlay
 		}
 	}
 	l := newLayout(h, int64(len(tables)), data)
-	if _, err := l.write(f); err != nil {
+	if err := l.write(f); err != nil {
 		return nil, err
 	}
 	s := &overlaySink{file: f}

@@ -32,8 +32,7 @@ func createOverlay(path, backing, format string) error {
 	if err != nil {
 		return fullDisk(err)
 	}
-	_, err = newLayout(h, 0, 0).write(f)
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err := errors.Join(newLayout(h, 0, 0).write(f), f.Close()); err != nil {
 		return errors.Join(fullDisk(err), os.Remove(path))
 	}
 	return nil
@@ -87,14 +86,13 @@ func (l *layout) clusters() int64   { return 1 + l.refTable + l.refBlocks + l.l1
 func (l *layout) l2Offset() int64   { return l.header.l1Offset + l.l1*ClusterSize }
 func (l *layout) dataOffset() int64 { return l.l2Offset() + l.l2*ClusterSize }
 
-// write writes everything but L1, L2 and data, which read as holes: nothing allocated. It returns the file's size.
-func (l *layout) write(f *os.File) (int64, error) {
+// write writes everything but L1, L2 and data, which read as holes: nothing allocated.
+func (l *layout) write(f *os.File) error {
 	table := make([]byte, 0, l.refBlocks*8)
 	for i := range l.refBlocks {
 		table = binary.BigEndian.AppendUint64(table, uint64((1+l.refTable+i)*ClusterSize))
 	}
 	counts := bytes.Repeat([]byte{0, 1}, int(l.clusters()))
-	size := l.clusters() * ClusterSize
 	for _, part := range []struct {
 		off int64
 		b   []byte
@@ -104,10 +102,10 @@ func (l *layout) write(f *os.File) (int64, error) {
 		{(1 + l.refTable) * ClusterSize, counts},
 	} {
 		if _, err := f.WriteAt(part.b, part.off); err != nil {
-			return 0, err
+			return err
 		}
 	}
-	return size, f.Truncate(size)
+	return f.Truncate(l.clusters() * ClusterSize)
 }
 
 // fullDisk tells a person what ENOSPC and EDQUOT mean.

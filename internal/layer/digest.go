@@ -42,8 +42,6 @@ func (d Digest) MarshalText() ([]byte, error) {
 }
 
 // UnmarshalText implements encoding.TextUnmarshaler.
-//
-//nolint:recvcheck // decoding needs a pointer, everything else of a value type does not.
 func (d *Digest) UnmarshalText(text []byte) error {
 	if len(text) == 0 {
 		*d = Digest{}

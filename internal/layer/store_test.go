@@ -250,6 +250,7 @@ func TestDamageIsRefused(t *testing.T) {
 	for _, kind := range []string{"chunks", "maps"} {
 		for name, do := range damage {
 			t.Run(kind+"/"+name, func(t *testing.T) {
+				t.Parallel()
 				s := openStore(t)
 				info := put(t, s, content, nil, Digest{})
 				path := files(t, s, kind)[0]

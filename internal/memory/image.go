@@ -1,8 +1,11 @@
 package memory
 
 import (
+	"fmt"
 	"os"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // Image is a "hot" memory image: a memfd sealed against every change, which children map privately. Nothing can write
@@ -20,6 +23,20 @@ func (i *Image) File() *os.File {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
 	return i.file
+}
+
+// Dup is another descriptor of the memfd, owned by the caller: it stays good when the image is closed meanwhile.
+func (i *Image) Dup() (*os.File, error) {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	if i.file == nil {
+		return nil, ErrClosed
+	}
+	fd, err := unix.FcntlInt(i.file.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("duplicate %s: %w", i.file.Name(), err)
+	}
+	return os.NewFile(uintptr(fd), i.file.Name()), nil
 }
 
 // Size is the size of the guest's RAM in bytes.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -16,7 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/internal/layer"
+	"forkd.dev/forkd/internal/testenv"
 )
+
+func TestMain(m *testing.M) { testenv.Main(m.Run) }
 
 func openStore(tb testing.TB) *layer.Store {
 	tb.Helper()
@@ -184,15 +188,26 @@ func TestImageClose(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Munmap(m)
+	defer func() { _ = unix.Munmap(m) }()
 	want := read(t, img)
+	dup, err := img.Dup()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dup.Close()
 	for range 2 {
 		if err := img.Close(); err != nil {
 			t.Errorf("Close: %v", err)
 		}
 	}
+	if b, err := io.ReadAll(io.NewSectionReader(dup, 0, img.Size())); err != nil || !bytes.Equal(b, want) {
+		t.Errorf("a second descriptor lost its memory when the image was closed: %v", err)
+	}
 	if !bytes.Equal(m, want) {
 		t.Error("a mapping lost its memory when the image was closed")
+	}
+	if _, err := img.Dup(); !errors.Is(err, ErrClosed) {
+		t.Errorf("Dup: %v", err)
 	}
 	if img.File() != nil || img.AllocatedBytes() != 0 {
 		t.Error("a closed image still has a file")
@@ -218,6 +233,7 @@ func TestSaveLoad(t *testing.T) {
 	s := openStore(t)
 	root := content(1, 16<<20)
 	rootImage := imageOf(t, root)
+	allocated := rootImage.AllocatedBytes()
 	a, err := Save(t.Context(), s, rootImage, layer.Digest{}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -231,6 +247,9 @@ func TestSaveLoad(t *testing.T) {
 	}
 	if b.OwnBytes > 1<<20 {
 		t.Errorf("a child with 1 MiB of changes owns %d bytes", b.OwnBytes)
+	}
+	if before, after := allocated, rootImage.AllocatedBytes(); after != before {
+		t.Errorf("saving raised what an image occupies from %d to %d", before, after)
 	}
 	got := mustLoad(t, s, b.Digest)
 	if !bytes.Equal(read(t, mustLoad(t, s, a.Digest)), root) || !bytes.Equal(read(t, got), child) {
@@ -328,6 +347,18 @@ func openMemfds(t *testing.T) int {
 	return n
 }
 
+func TestNoMemoryIsNamed(t *testing.T) {
+	for _, errno := range []error{unix.ENOSPC, unix.ENOMEM} {
+		err := noMemory(&os.PathError{Op: "write", Path: "memfd", Err: errno}, 1<<30)
+		if !errors.Is(err, errno) || !strings.Contains(err.Error(), "no memory left for an image of 1024 MiB") {
+			t.Error(err)
+		}
+	}
+	if err := noMemory(fs.ErrClosed, 1<<30); !errors.Is(err, fs.ErrClosed) || strings.Contains(err.Error(), "memory") {
+		t.Error(err)
+	}
+}
+
 func TestMeasure(t *testing.T) {
 	const size = 32 << 20
 	debug.FreeOSMemory() // not between the two measurements
@@ -342,7 +373,7 @@ func TestMeasure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Munmap(own)
+	defer func() { _ = unix.Munmap(own) }()
 	for i := 0; i < size; i += PageSize {
 		own[i] = 1
 	}

@@ -13,7 +13,7 @@ import (
 
 // Save stores an image as a layer. With a parent image, which must be that of the layer parent, only pages that differ
 // from it are stored, and those that became zero are named as zero; without one all nonzero pages are. It returns when
-// the layer is durable. Neither image may be closed meanwhile.
+// the layer is durable.
 func Save(ctx context.Context, store *layer.Store, img *Image, parent layer.Digest, parentImage *Image) (layer.Info, error) {
 	info, err := save(ctx, store, img, parent, parentImage)
 	if err != nil {
@@ -26,15 +26,17 @@ func save(ctx context.Context, store *layer.Store, img *Image, parent layer.Dige
 	if parent.IsZero() != (parentImage == nil) {
 		return layer.Info{}, errors.New("a parent layer and its image must be given together")
 	}
-	f := img.File()
-	if f == nil {
-		return layer.Info{}, ErrClosed
+	f, err := img.Dup()
+	if err != nil {
+		return layer.Info{}, err
 	}
+	defer f.Close()
 	var base *os.File
 	if parentImage != nil {
-		if base = parentImage.File(); base == nil {
-			return layer.Info{}, fmt.Errorf("parent: %w", ErrClosed)
+		if base, err = parentImage.Dup(); err != nil {
+			return layer.Info{}, fmt.Errorf("parent: %w", err)
 		}
+		defer base.Close()
 		if parentImage.Size() != img.Size() {
 			return layer.Info{}, fmt.Errorf("its size is %d bytes, that of the parent %d", img.Size(), parentImage.Size())
 		}
@@ -44,7 +46,7 @@ func save(ctx context.Context, store *layer.Store, img *Image, parent layer.Dige
 		return layer.Info{}, err
 	}
 	return store.Write(ctx, layer.WriteSpec{
-		PageSize: PageSize, Size: img.Size(), Parent: parent, Extents: extents, From: img,
+		PageSize: PageSize, Size: img.Size(), Parent: parent, Extents: extents, From: f,
 	})
 }
 
