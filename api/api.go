@@ -1,0 +1,236 @@
+// Package api holds the wire types of forkd's REST API, its error codes and the paths of its routes. It imports
+// nothing of ours: httpapi translates between these types and the host's, package client and the command line use
+// them as they are, and `--json` prints them. Field names of the existing forkd's v1 are kept where it has the field.
+package api
+
+import "time"
+
+// Version of the API in every path.
+const Version = "v1"
+
+// Code classifies an error; one table in httpapi maps it to an HTTP status.
+type Code string
+
+// Codes.
+const (
+	CodeInvalid      Code = "invalid"
+	CodeNotFound     Code = "not_found"
+	CodeExists       Code = "exists"
+	CodeWrongState   Code = "wrong_state"
+	CodeBusy         Code = "busy"
+	CodeUnsupported  Code = "unsupported"
+	CodeUnavailable  Code = "unavailable"
+	CodeExhausted    Code = "exhausted"
+	CodeIncompatible Code = "incompatible"
+	CodeCorrupt      Code = "corrupt"
+	CodeTimeout      Code = "timeout"
+	CodeInternal     Code = "internal"
+)
+
+// Error is the body of every reply that is not a success. It is also the error type package client returns.
+type Error struct {
+	Text      string `json:"error"` // the same as Message; the existing SDKs read this field
+	Code      Code   `json:"code"`
+	Message   string `json:"message"`
+	Hint      string `json:"hint,omitempty"` // what to try
+	RequestID string `json:"request_id,omitempty"`
+	Console   string `json:"console,omitempty"` // tail of the guest's console, where it explains the failure
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// Snapshot is a frozen machine.
+type Snapshot struct {
+	Tag            string   `json:"tag"`
+	ID             string   `json:"id"`     // digest of its manifest
+	Status         string   `json:"status"` // "ready"
+	Bootable       bool     `json:"bootable"`
+	CreatedAtUnix  int64    `json:"created_at_unix"`
+	Parent         string   `json:"parent,omitempty"` // tag of the snapshot it adds to
+	Image          string   `json:"image"`
+	Recipe         string   `json:"recipe"`
+	Warm           []string `json:"warm"` // what was running when it was frozen
+	CPUs           int      `json:"cpus"`
+	MemoryBytes    int64    `json:"memory_bytes"`     // of the machine
+	MemoryOwnBytes int64    `json:"memory_own_bytes"` // pages this snapshot adds to its parent
+	DiskOwnBytes   int64    `json:"disk_own_bytes"`   // blocks it adds to its image or parent
+	StoredBytes    int64    `json:"stored_bytes"`     // compressed, on disk, memory and disk
+	Hot            bool     `json:"hot"`              // its memory image is ready for the next fork
+	Sandboxes      int      `json:"sandboxes"`        // running forks of it
+}
+
+// SnapshotInfo is a snapshot with its provenance.
+type SnapshotInfo struct {
+	Snapshot
+	Engine      map[string]any `json:"engine"` // what a host must match to fork it
+	Kernel      string         `json:"kernel"`
+	Agent       string         `json:"agent"`
+	MemoryLayer string         `json:"memory_layer"`
+	DiskLayer   string         `json:"disk_layer"`
+	StateBytes  int64          `json:"vmstate_bytes"`
+	RecipeText  string         `json:"recipe_text"`
+	BootMS      float64        `json:"boot_ms"` // cold boot of the parent to its agent's answer
+	WarmMS      float64        `json:"warm_ms"` // warm-up after that
+	ChainDepth  int            `json:"chain_depth"`
+	Ancestors   []string       `json:"ancestors"` // root first
+	Dependents  []string       `json:"dependents"`
+}
+
+// Image is a bootable root file system.
+type Image struct {
+	ID            string   `json:"id"`
+	Name          string   `json:"name"` // of the recipe that made it
+	Base          string   `json:"base"`
+	Packages      int      `json:"packages"`
+	CreatedAtUnix int64    `json:"created_at_unix"`
+	DiskBytes     int64    `json:"disk_bytes"`   // as the guest sees it
+	OwnBytes      int64    `json:"own_bytes"`    // in use
+	StoredBytes   int64    `json:"stored_bytes"` // compressed
+	Snapshots     []string `json:"snapshots"`    // tags that need it
+}
+
+// Sandbox is a machine forked from a snapshot. In the reply to a fork that allows partial success a child that
+// failed has Index, SnapshotTag, Error and no ID.
+type Sandbox struct {
+	ID             string            `json:"id,omitempty"`
+	Index          int               `json:"index"`
+	Count          int               `json:"count"`
+	SnapshotTag    string            `json:"snapshot_tag"`
+	State          string            `json:"state,omitempty"`  // running, failed
+	Reason         string            `json:"reason,omitempty"` // of failed
+	CreatedAtUnix  int64             `json:"created_at_unix,omitempty"`
+	ExpiresAtUnix  int64             `json:"expires_at_unix,omitempty"`
+	PID            int               `json:"pid,omitempty"`
+	Hostname       string            `json:"hostname,omitempty"`
+	Labels         map[string]string `json:"labels,omitempty"`
+	CPUs           int               `json:"cpus,omitempty"`
+	MemoryBytes    int64             `json:"memory_bytes,omitempty"`
+	MemoryOwnBytes int64             `json:"memory_own_bytes,omitempty"` // private to this child, its VM process included
+	Accelerator    string            `json:"accelerator,omitempty"`
+	ReadyMS        float64           `json:"ready_ms,omitempty"` // request to awake, waiting for siblings included
+	CloneReport    *CloneReport      `json:"clone_report,omitempty"`
+	Error          *Error            `json:"error,omitempty"`
+}
+
+// CloneReport says what a child has of its own and what it still shares with its siblings.
+type CloneReport struct {
+	Renewed    []string     `json:"renewed"`
+	NotRenewed []NotRenewed `json:"not_renewed"`
+	GuestMS    float64      `json:"guest_ms"` // time the guest took for it
+}
+
+// NotRenewed names state a clone shares with its siblings because it could not be reached.
+type NotRenewed struct {
+	What string `json:"what"`
+	PID  int    `json:"pid,omitempty"`
+	Name string `json:"name"`
+	Why  string `json:"why"`
+}
+
+// ForkRequest is the body of POST /v1/sandboxes.
+type ForkRequest struct {
+	SnapshotTag string            `json:"snapshot_tag"`
+	N           *int              `json:"n,omitempty"` // default 1
+	Labels      map[string]string `json:"labels,omitempty"`
+	Env         map[string]string `json:"env,omitempty"`
+	TTLSeconds  float64           `json:"ttl_seconds,omitempty"` // 0: lives until killed
+	CPUs        int               `json:"cpus,omitempty"`        // 0: the snapshot's
+	MemoryBytes int64             `json:"memory_bytes,omitempty"`
+	Partial     bool              `json:"partial,omitempty"` // report failed children beside good ones
+
+	// Accepted and already true here: every child is isolated and can be branched live.
+	PerChildNetns bool `json:"per_child_netns,omitempty"`
+	LiveFork      bool `json:"live_fork,omitempty"`
+	Prewarm       bool `json:"prewarm,omitempty"`
+	// Asks for what is not built yet; refused, not ignored, when set.
+	MemoryLimitMiB int  `json:"memory_limit_mib,omitempty"`
+	Hugepages      bool `json:"hugepages,omitempty"`
+}
+
+// ExecRequest is the body of POST /v1/sandboxes/{id}/exec.
+type ExecRequest struct {
+	Args        []string          `json:"args"`
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // default 30
+	Env         map[string]string `json:"env,omitempty"`
+	Cwd         string            `json:"cwd,omitempty"`
+	User        string            `json:"user,omitempty"`
+	Stdin       string            `json:"stdin,omitempty"`
+}
+
+// ExecResponse is its reply.
+type ExecResponse struct {
+	Stdout   string `json:"stdout"`
+	Stderr   string `json:"stderr"`
+	ExitCode int    `json:"exit_code"`
+	Error    string `json:"error,omitempty"` // e.g. a time-out
+}
+
+// EvalRequest is the body of POST /v1/sandboxes/{id}/eval.
+type EvalRequest struct {
+	Code        string  `json:"code"`
+	Context     string  `json:"context,omitempty"`
+	TimeoutSecs float64 `json:"timeout_secs,omitempty"`
+}
+
+// EvalResponse is its reply.
+type EvalResponse struct {
+	Result    *string `json:"result"` // what a prompt would print
+	Error     *string `json:"error"`  // "Name: value"
+	Traceback string  `json:"traceback,omitempty"`
+	Stdout    string  `json:"stdout"`
+	Stderr    string  `json:"stderr"`
+	ExitCode  int     `json:"exit_code"`
+	MS        float64 `json:"ms"` // inside the guest
+}
+
+// BuildEvent is one line of the reply to POST /v1/builds (newline-delimited JSON): progress lines, then one with
+// Snapshot or Error.
+type BuildEvent struct {
+	Time     time.Time `json:"time"`
+	Step     string    `json:"step,omitempty"`    // short noun: "packages", "boot", …
+	Message  string    `json:"message,omitempty"` // progress text
+	Cached   bool      `json:"cached,omitempty"`  // the step was a cache hit
+	Snapshot *Snapshot `json:"snapshot,omitempty"`
+	Error    *Error    `json:"error,omitempty"`
+}
+
+// Check is one line of doctor.
+type Check struct {
+	Name   string `json:"name"`
+	Status string `json:"status"` // pass, warn, fail
+	Detail string `json:"detail"`
+	Hint   string `json:"hint,omitempty"`
+}
+
+// HostInfo is what doctor and every benchmark say about the host.
+type HostInfo struct {
+	OK           bool           `json:"ok"`
+	Checks       []Check        `json:"checks"`
+	Engine       map[string]any `json:"engine,omitempty"`
+	Kernel       string         `json:"kernel"`
+	CPUs         int            `json:"cpus"`
+	CPUModel     string         `json:"cpu_model"`
+	MemoryBytes  int64          `json:"memory_bytes"`
+	UID          int            `json:"uid"`
+	HotBytes     int64          `json:"hot_bytes"`
+	HotMaxBytes  int64          `json:"hot_max_bytes"`
+	SandboxesMax int            `json:"sandboxes_max"`
+}
+
+// VersionInfo is the reply of GET /version.
+type VersionInfo struct {
+	Version string `json:"version"`
+	API     string `json:"api"`
+	PID     int    `json:"pid"`
+	Home    string `json:"home"`
+	Socket  string `json:"socket"`
+}
+
+// TreeNode is a snapshot or sandbox in the family tree.
+type TreeNode struct {
+	Kind     string     `json:"kind"` // image, snapshot, sandbox
+	Name     string     `json:"name"`
+	State    string     `json:"state,omitempty"`
+	OwnBytes int64      `json:"own_bytes"`
+	Children []TreeNode `json:"children,omitempty"`
+}

@@ -1,0 +1,62 @@
+package layout
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+)
+
+// AdvertFile is what a daemon tells other users of the host.
+type AdvertFile struct {
+	Host string   `json:"host"` // what FORKD_HOST must say
+	PID  int      `json:"pid"`
+	UID  int      `json:"uid"`
+	Tags []string `json:"tags"`
+}
+
+const maxAdvert = 1 << 20
+
+// Adverts reads what the daemons of this host advertise. A file counts only if its owner is who it says, and a daemon
+// that is gone does not count; what cannot be read is passed over.
+func Adverts() []AdvertFile {
+	var all []AdvertFile
+	for _, pattern := range AdvertDirs() {
+		paths, err := filepath.Glob(filepath.Join(pattern, "*.json"))
+		if err != nil {
+			continue
+		}
+		for _, path := range paths {
+			if a, ok := readAdvert(path); ok {
+				all = append(all, a)
+			}
+		}
+	}
+	return all
+}
+
+func readAdvert(path string) (AdvertFile, bool) {
+	var a AdvertFile
+	info, err := os.Lstat(path)
+	if err != nil || !info.Mode().IsRegular() || info.Size() > maxAdvert {
+		return a, false
+	}
+	text, err := os.ReadFile(path)
+	if err != nil || json.Unmarshal(text, &a) != nil {
+		return a, false
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok || int(st.Uid) != a.UID || a.PID < 1 {
+		return a, false
+	}
+	err = syscall.Kill(a.PID, 0)
+	return a, err == nil || err == syscall.EPERM
+}
+
+// WithTag are the daemons, other than the one at host, that have a tag.
+func WithTag(adverts []AdvertFile, tag, host string) []AdvertFile {
+	return slices.DeleteFunc(slices.Clone(adverts), func(a AdvertFile) bool {
+		return a.Host == host || !slices.Contains(a.Tags, tag)
+	})
+}
