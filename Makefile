@@ -45,11 +45,11 @@ test: setup-test ## install what is missing, then every test: lint, units with -
 
 .PHONY: test-race
 test-race: agent ## every test that needs no VM, under the race detector
-	CGO_ENABLED=1 FORKD_TEST_NO_VM=1 FORKD_TEST_REQUIRE= $(GO) test -race -timeout 10m $(TESTFLAGS) ./...
+	CGO_ENABLED=1 FORKD_TEST_NO_VM=1 $(GO) test -race -timeout 10m $(TESTFLAGS) ./...
 
 .PHONY: test-fast
 test-fast: setup-build ## every test that needs no VM: about a minute
-	FORKD_TEST_NO_VM=1 FORKD_TEST_REQUIRE= $(GO) test -timeout 5m $(TESTFLAGS) ./...
+	FORKD_TEST_NO_VM=1 $(GO) test -timeout 5m $(TESTFLAGS) ./...
 
 .PHONY: test-vm
 test-vm: build ## the tests that start VMs, as this user and, when that is root, again without privileges
@@ -60,8 +60,9 @@ soak: setup-test build ## the long counts: hundreds of boots, ten-minute drifts;
 	FORKD_SOAK=1 $(GO) test -count=1 -v -p 1 -timeout 12h $(TESTFLAGS) $$(scripts/vm-packages)
 
 .PHONY: lint
-lint: setup-build $(LINT) ## go vet, golangci-lint, formatting
+lint: setup-build $(LINT) ## go vet, the other architecture, golangci-lint, formatting
 	$(GO) vet ./...
+	GOARCH=arm64 $(GO) build ./...
 	PATH="$$($(GO) env GOROOT)/bin:$$PATH" $(LINT) run --allow-parallel-runners ./...
 	PATH="$$($(GO) env GOROOT)/bin:$$PATH" $(LINT) fmt --diff
 

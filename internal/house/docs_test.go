@@ -44,7 +44,7 @@ func TestPackageDocs(t *testing.T) {
 	}
 }
 
-// TestDecisions: every module we chose has its reason written down.
+// TestDecisions: every module we chose has its reason written down, and no module that is gone.
 func TestDecisions(t *testing.T) {
 	root := testenv.Root(t)
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
@@ -55,11 +55,21 @@ func TestDecisions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	required := map[string]bool{}
 	for line := range strings.Lines(string(mod)) {
 		fields := strings.Fields(strings.TrimPrefix(line, "require "))
-		direct := len(fields) == 2 && strings.Contains(fields[0], ".") && strings.HasPrefix(fields[1], "v")
-		if direct && !strings.Contains(string(page), "`"+fields[0]+"`") {
+		if len(fields) < 2 || !strings.Contains(fields[0], ".") || !strings.HasPrefix(fields[1], "v") {
+			continue
+		}
+		required[fields[0]] = true
+		if len(fields) == 2 && !strings.Contains(string(page), "| `"+fields[0]+"` |") {
 			t.Errorf("go.mod requires %s, whose reason docs/decisions/0001-dependencies.md does not give", fields[0])
+		}
+	}
+	for line := range strings.Lines(string(page)) {
+		name, ok := strings.CutPrefix(line, "| `")
+		if name, _, _ := strings.Cut(name, "`"); ok && !required[name] {
+			t.Errorf("docs/decisions/0001-dependencies.md gives a reason for %s, which go.mod does not require", name)
 		}
 	}
 }

@@ -17,53 +17,58 @@ import (
 func allowed() map[string][]string {
 	return map[string][]string{
 		// Mains.
-		"cmd/forkd":       {"internal/cli", "internal/daemon", "internal/config"},
+		"cmd/forkd":       {"internal/cli", "internal/daemon", "internal/layout"},
 		"cmd/forkd-agent": {"internal/agent"},
 
 		// The edges.
-		"api":          {},
-		"client":       {"api", "internal/guest/wire", "internal/layout"}, // layout: where the daemon listens
-		"internal/cli": {"api", "client", "internal/config", "internal/daemon", "internal/guest/wire", "internal/layout"},
+		"api":    {},
+		"client": {"api", "internal/guest/call", "internal/guest/wire", "internal/layout"}, // layout: where the daemon listens
+		// A call's frames pass through the daemon as they are; recipes are read here to know which files to send.
+		"internal/cli": {
+			"api", "client", "internal/guest/call", "internal/guest/wire", "internal/image", "internal/layout", "internal/proc",
+			"recipes",
+		},
+		"recipes":      {},
 		"internal/mcp": {"api", "client"},
 		// The edge translates the errors of what is below into the API's, so it knows their sentinels.
 		"internal/httpapi": {
-			"api", "internal/engine", "internal/guest", "internal/guest/wire", "internal/host", "internal/image", "internal/layer",
+			"api", "internal/engine", "internal/guest", "internal/guest/call", "internal/guest/wire", "internal/host", "internal/image", "internal/layer",
 			"internal/lineage", "internal/store",
 		},
 		"internal/e2bapi": {"api", "internal/host", "internal/guest/wire"},
 		"internal/daemon": {
-			"api", "internal/config", "internal/engine", "internal/engine/qemu", "internal/host", "internal/httpapi",
+			"api", "internal/engine", "internal/engine/qemu", "internal/host", "internal/httpapi",
 			"internal/image", "internal/layout", "internal/store", "internal/agentbin",
 		},
-		"internal/config": {"internal/layout"},
 
 		// The core.
 		"internal/host": {
-			"internal/agentbin", "internal/disk", "internal/engine", "internal/guest", "internal/guest/wire",
-			"internal/image", "internal/keylock", "internal/layer", "internal/layout", "internal/lineage",
+			"internal/agentbin", "internal/disk", "internal/engine", "internal/guest", "internal/guest/call",
+			"internal/guest/wire", "internal/image", "internal/keylock", "internal/layer", "internal/layout", "internal/lineage",
 			"internal/memory", "internal/network", "internal/proc", "internal/store", "internal/undo",
 		},
 
 		// Below it.
-		"internal/engine":            {"internal/memory"},
-		"internal/engine/enginetest": {"internal/engine", "internal/memory"},
-		"internal/engine/qemu":       {"internal/engine", "internal/memory", "internal/proc", "internal/undo"},
-		"internal/store":             {"internal/engine", "internal/layer", "internal/layout", "internal/lineage"},
-		"internal/lineage":           {},
-		"internal/layout":            {},
-		"internal/layer":             {},
-		"internal/memory":            {"internal/layer"},
-		"internal/disk":              {"internal/layer", "internal/proc"},
-		"internal/image":             {"internal/layer", "internal/disk", "internal/layout", "internal/proc", "internal/agentbin", "internal/undo"},
-		"internal/network":           {"internal/proc"},
-		"internal/network/egress":    {},
-		"internal/guest":             {"internal/guest/wire"},
-		"internal/guest/wire":        {},
-		"internal/proc":              {},
-		"internal/agentbin":          {},
+		"internal/engine":         {"internal/memory"},
+		"internal/engine/qemu":    {"internal/engine", "internal/memory", "internal/proc", "internal/undo"},
+		"internal/store":          {"internal/engine", "internal/layer", "internal/layout", "internal/lineage"},
+		"internal/lineage":        {},
+		"internal/layout":         {},
+		"internal/layer":          {},
+		"internal/memory":         {"internal/layer"},
+		"internal/disk":           {"internal/layer", "internal/proc"},
+		"internal/image":          {"internal/layer", "internal/disk", "internal/layout", "internal/proc", "internal/agentbin", "internal/undo"},
+		"internal/network":        {"internal/proc"},
+		"internal/network/egress": {},
+		"internal/guest":          {"internal/guest/mux", "internal/guest/wire"},
+		"internal/guest/call":     {"internal/guest/wire"},
+		"internal/guest/mux":      {},
+		"internal/guest/wire":     {},
+		"internal/proc":           {},
+		"internal/agentbin":       {},
 
 		// In the guest.
-		"internal/agent": {"internal/guest/wire"},
+		"internal/agent": {"internal/guest/mux", "internal/guest/wire"},
 
 		// Tiny tools, and tests' own.
 		"internal/undo":    {},
@@ -73,7 +78,7 @@ func allowed() map[string][]string {
 	}
 }
 
-// onlyForTests may be imported by test files alone.
+// onlyForTests may be imported by test files and by each other alone; what they import is no arrow of the program.
 func onlyForTests(pkg string) bool {
 	return pkg == "internal/testenv" || strings.HasSuffix(pkg, "test")
 }
@@ -81,7 +86,7 @@ func onlyForTests(pkg string) bool {
 func TestImports(t *testing.T) {
 	table := allowed()
 	for _, s := range sources(t, token.NewFileSet()) {
-		if s.isTest() || s.file.Name.Name == "main" && !strings.HasPrefix(s.path, "cmd/") {
+		if s.isTest() || onlyForTests(s.pkg()) {
 			continue
 		}
 		head, ok := household(table, s.pkg())
@@ -90,7 +95,7 @@ func TestImports(t *testing.T) {
 			continue
 		}
 		for _, pkg := range ours(t, s) {
-			if onlyForTests(pkg) && !onlyForTests(s.pkg()) {
+			if onlyForTests(pkg) {
 				t.Errorf("%s: imports %s, which is for tests only", s.path, pkg)
 				continue
 			}

@@ -15,6 +15,7 @@ type recorder struct {
 
 func (r *recorder) Helper()               {}
 func (r *recorder) Fatalf(string, ...any) { r.ended = "fatal"; panic(r) }
+func (r *recorder) Skip(...any)           { r.ended = "skip"; panic(r) }
 func (r *recorder) Skipf(string, ...any)  { r.ended = "skip"; panic(r) }
 
 func endOf(f func(t testing.TB)) (ended string) {
@@ -30,13 +31,14 @@ func endOf(f func(t testing.TB)) (ended string) {
 }
 
 func TestNeed(t *testing.T) {
-	t.Setenv(EnvNoVM, "1") // so "qemu" is missing on every machine
+	t.Setenv(EnvOffline, "1") // so "net" is missing on every machine
+	t.Setenv(EnvNoVM, "")
 	for _, test := range []struct {
 		name, require, thing, want string
 	}{
-		{"missing", "", "qemu", "skip"},
-		{"missing, another required", "agent qemu-img", "qemu", "skip"},
-		{"missing and required", "agent qemu", "qemu", "fatal"},
+		{"missing", "", "net", "skip"},
+		{"missing, another required", "agent network", "net", "skip"},
+		{"missing and required", "agent net", "net", "fatal"},
 		{"composite, required by its own name", "python-image", "python-image", "fatal"},
 		{"unknown", "", "quemu", "fatal"},
 	} {
@@ -47,6 +49,15 @@ func TestNeed(t *testing.T) {
 			}
 		})
 	}
+	t.Run("required, but no machines now", func(t *testing.T) {
+		t.Setenv(EnvRequire, "qemu python-image")
+		t.Setenv(EnvNoVM, "1")
+		for _, thing := range []string{"qemu", "python-image"} {
+			if got := endOf(func(tb testing.TB) { Need(tb, thing) }); got != "skip" {
+				t.Errorf("Need(%q): %q, want skip", thing, got)
+			}
+		}
+	})
 	t.Run("present", func(t *testing.T) {
 		present := "root"
 		if os.Geteuid() != 0 {
