@@ -61,11 +61,19 @@ func saveOverlay(ctx context.Context, store *layer.Store, path string, parent la
 	if err != nil {
 		return layer.Info{}, fmt.Errorf("parent: %w", err)
 	}
-	o, err := openOverlay(path)
+	f, err := os.Open(path)
 	if err != nil {
 		return layer.Info{}, err
 	}
-	defer o.close()
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return layer.Info{}, err
+	}
+	o, err := newOverlay(f, st.Size())
+	if err != nil {
+		return layer.Info{}, err
+	}
 	if o.header.size != below.Size {
 		return layer.Info{}, fmt.Errorf("its size is %d bytes, that of the disk below %d", o.header.size, below.Size)
 	}

@@ -116,35 +116,24 @@ func fullDisk(err error) error {
 	return err
 }
 
-// overlay is an open qcow2 file of the subset, for reading its own clusters.
+// overlay reads a qcow2 file of the subset: its own clusters, not those of its backing file.
 type overlay struct {
-	file   *os.File
+	file   io.ReaderAt
 	size   int64 // of the file
 	header *qcowHeader
 	tables [][]byte // L2 tables as on disk; nil: nothing allocated there
 }
 
-func openOverlay(path string) (*overlay, error) {
-	f, err := os.Open(path)
-	if err != nil {
+// newOverlay reads header and tables of a qcow2 file of size bytes.
+func newOverlay(file io.ReaderAt, size int64) (*overlay, error) {
+	o := &overlay{file: file, size: size}
+	if err := o.readTables(); err != nil {
 		return nil, err
-	}
-	o := &overlay{file: f}
-	if err := o.read(); err != nil {
-		return nil, errors.Join(err, f.Close())
 	}
 	return o, nil
 }
 
-func (o *overlay) close() error { return o.file.Close() }
-
-// read loads header and tables.
-func (o *overlay) read() error {
-	st, err := o.file.Stat()
-	if err != nil {
-		return err
-	}
-	o.size = st.Size()
+func (o *overlay) readTables() (err error) {
 	if o.header, err = readQcowHeader(o.file, o.size); err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -265,6 +266,27 @@ func TestDamageIsRefused(t *testing.T) {
 			})
 		}
 	}
+	t.Run("chunk that inflates without end", func(t *testing.T) {
+		s := openStore(t)
+		info := put(t, s, content, nil, Digest{})
+		e, err := newEncoder()
+		if err != nil {
+			t.Fatal(err)
+		}
+		bomb := e.EncodeAll(make([]byte, 256<<20), nil)
+		if err := errors.Join(e.Close(), os.WriteFile(files(t, s, "chunks")[0], bomb, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if _, err := get(t, s, info.Digest); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("got %v, want ErrCorrupt", err)
+		}
+		runtime.ReadMemStats(&after)
+		if n := after.TotalAlloc - before.TotalAlloc; n > 64<<20 {
+			t.Errorf("reading it allocated %d bytes", n)
+		}
+	})
 	t.Run("chunk missing", func(t *testing.T) {
 		s := openStore(t)
 		info := put(t, s, content, nil, Digest{})
