@@ -208,7 +208,7 @@ func goroutines() map[string]int {
 	found := map[string]int{}
 	for stack := range strings.SplitSeq(string(buffer), "\n\n") {
 		_, origin, ok := strings.Cut(stack, "created by ")
-		if !ok || strings.Contains(stack, "os/signal.loop") || strings.Contains(stack, "testing.(*M).startAlarm") {
+		if !ok || ofGo(stack, origin) {
 			continue
 		}
 		origin, where, _ := strings.Cut(origin, "\n")
@@ -216,6 +216,13 @@ func goroutines() map[string]int {
 		found[origin+" at "+strings.TrimSpace(where)+", now in "+top(stack)]++
 	}
 	return found
+}
+
+// ofGo says whether a goroutine is one that Go starts at the first use of something and keeps: signal handling, and what
+// cleans up after collected objects.
+func ofGo(stack, origin string) bool {
+	return strings.Contains(stack, "os/signal.loop") ||
+		strings.HasPrefix(origin, "runtime.") || strings.HasPrefix(origin, "unique.")
 }
 
 // top is the function a goroutine is in.

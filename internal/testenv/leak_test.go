@@ -1,9 +1,12 @@
 package testenv
 
 import (
+	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -108,6 +111,22 @@ func leakFile(t *testing.T, dir string) func() {
 		t.Fatal(err)
 	}
 	return func() { _ = os.Remove(path) }
+}
+
+// TestGoItselfIsNoLeak: what Go starts at first use stays, and is nobody's fault.
+func TestGoItselfIsNoLeak(t *testing.T) {
+	dir := t.TempDir()
+	before := look(dir, []string{dir})
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGUSR2)
+	signal.Stop(signals)
+	_ = netip.MustParseAddr("fe80::1%zone")
+	collected := make(chan struct{})
+	runtime.AddCleanup(&struct{ large [64]byte }{}, func(done chan struct{}) { close(done) }, collected)
+	if leaks := settle(before, dir, []string{dir}, Timeout(5*time.Second)); len(leaks) > 0 {
+		t.Errorf("reported: %q", leaks)
+	}
+	<-collected
 }
 
 func TestMainInAHelperProcess(t *testing.T) {
