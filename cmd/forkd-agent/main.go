@@ -1,0 +1,102 @@
+// Command forkd-agent is PID 1 of a guest: see package agent.
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/debug"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/agent"
+	"forkd.dev/forkd/internal/agent/account"
+	"forkd.dev/forkd/internal/agent/contexts"
+	"forkd.dev/forkd/internal/agent/files"
+	"forkd.dev/forkd/internal/agent/process"
+	"forkd.dev/forkd/internal/agent/reap"
+)
+
+// version is set by the build.
+var version = "dev"
+
+func main() {
+	if os.Getpid() != 1 {
+		fmt.Fprintf(os.Stderr, "forkd-agent %s is started by a guest's kernel as its first process; forkd does all of that\n", version)
+		os.Exit(2)
+	}
+	defer func() {
+		// A PID 1 that ends is a kernel panic: rather say why and switch off.
+		if r := recover(); r != nil {
+			fmt.Fprintf(os.Stderr, "forkd-agent: panic: %v\n%s", r, debug.Stack())
+			off()
+		}
+	}()
+	tune()
+	if err := run(context.Background()); err != nil {
+		fmt.Fprintf(os.Stderr, "forkd-agent: %v\n", err)
+	}
+	off()
+}
+
+func off() {
+	unix.Sync()
+	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
+}
+
+// tune keeps the agent small, and quiet in a fork: no collection of garbage by the clock, which jumps there, and no
+// looking for changed CPU limits.
+func tune() {
+	debug.SetGCPercent(-1)
+	debug.SetMemoryLimit(14 << 20)
+	runtime.GOMAXPROCS(min(runtime.NumCPU(), 2))
+	// PID 1 must not die of a signal. Not ignored but caught, because children would inherit ignoring.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE,
+		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)
+}
+
+func run(ctx context.Context) error {
+	console := os.Stderr
+	phase, port, err := agent.Boot(ctx, console)
+	if err != nil {
+		return fmt.Errorf("boot: %w", err)
+	}
+	accounts := account.New("/", account.Defaults{})
+	groups := &agent.Cgroups{}
+	if phase == agent.PhaseReady {
+		if groups, err = agent.SetUp(accounts); err != nil {
+			return fmt.Errorf("set up the guest: %w", err)
+		}
+	}
+	reaper := reap.NewInit()
+	go reaper.Run(ctx)
+	interpreters := contexts.New(contexts.Config{
+		Reaper: reaper, Accounts: accounts, CgroupDir: groups.Context,
+		Gone: func(id string) {
+			if err := groups.RemoveContext(id); err != nil {
+				fmt.Fprintf(console, "forkd-agent: clean up after context %s: %v\n", id, err)
+			}
+		},
+	})
+	a := agent.New(agent.Config{
+		Version: version, Phase: phase, System: agent.RealSystem(), Console: console,
+		Reaper: reaper, Accounts: accounts, Cgroups: groups, Contexts: interpreters,
+		Services: []agent.Service{
+			process.New(process.Config{Reaper: reaper, Accounts: accounts, Cgroup: groups.Processes}),
+			files.New(accounts),
+			interpreters,
+		},
+	}, bootID())
+	return a.Serve(ctx, port)
+}
+
+func bootID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,127 @@
+// Package agent is the core of the guest agent: it brings the guest up as PID 1, answers the host on the control
+// channel, hands calls to the services (process, files, contexts below it), and does itself what concerns the machine
+// as a whole: quiesce, awaken, extract, archive, pivot, power-off, metrics. It is not a general init: it starts nothing
+// on its own. Only cmd/forkd-agent imports it. Its session runs in tests against the real host side over a socket;
+// what needs a guest kernel is tested in VMs.
+package agent
+
+import (
+	"context"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	"forkd.dev/forkd/internal/agent/account"
+	"forkd.dev/forkd/internal/agent/reap"
+	"forkd.dev/forkd/internal/guest/wire"
+)
+
+// Phases of the guest, as Hello names them.
+const (
+	PhaseBuild = "build"
+	PhaseReady = "ready"
+)
+
+// Contexts is what the agent needs of the interpreters when the machine is frozen and forked.
+type Contexts interface {
+	// Quiesce is called before they are frozen.
+	Quiesce(ctx context.Context) error
+	// Renew gives every interpreter fresh random state and the environment. The interpreters are frozen when it is
+	// called; thaw lets one run. It returns when all have confirmed.
+	Renew(ctx context.Context, env map[string]string, thaw func(id string) error) ([]string, []wire.NotRenewed, error)
+	// PIDs are the interpreters themselves.
+	PIDs() map[int]string
+}
+
+// Service is a part of the agent that serves calls of its own.
+type Service interface {
+	Handlers() map[string]wire.Handler
+}
+
+// Config is what an agent is made of.
+type Config struct {
+	Version  string
+	Phase    string
+	System   System
+	Console  io.Writer
+	Reaper   *reap.Reaper
+	Accounts *account.Table
+	Cgroups  *Cgroups
+	Contexts Contexts
+	Services []Service
+}
+
+// Agent serves the control channel.
+type Agent struct {
+	cfg      Config
+	bootID   string
+	handlers map[string]wire.Handler
+	// generation of the newest preamble: the connection on which this machine is awakened.
+	generation atomic.Uint64
+
+	mu       sync.Mutex
+	phase    string
+	quiesced func() // undoes the hold on new processes; nil when the guest runs
+
+	// awakening makes quiesce, awaken, pivot and power-off exclude each other.
+	awakening chan struct{}
+}
+
+// New makes an agent. BootID is random for each start of the agent.
+func New(cfg Config, bootID string) *Agent {
+	a := &Agent{cfg: cfg, bootID: bootID, phase: cfg.Phase, handlers: map[string]wire.Handler{}, awakening: make(chan struct{}, 1)}
+	for _, service := range cfg.Services {
+		for method, h := range service.Handlers() {
+			a.handlers[method] = a.whenReady(h)
+		}
+	}
+	for method, h := range map[string]wire.Handler{
+		wire.MethodPing:     func(context.Context, *wire.Stream, []byte) error { return nil },
+		wire.MethodQuiesce:  a.alone(a.quiesce),
+		wire.MethodAwaken:   a.alone(a.awaken),
+		wire.MethodMetrics:  a.metrics,
+		wire.MethodExtract:  a.extract,
+		wire.MethodArchive:  a.archive,
+		wire.MethodPivot:    a.alone(a.pivot),
+		wire.MethodPowerOff: a.alone(a.powerOff),
+	} {
+		a.handlers[method] = h
+	}
+	return a
+}
+
+// whenReady refuses calls to services while there is no root file system.
+func (a *Agent) whenReady(h wire.Handler) wire.Handler {
+	return func(ctx context.Context, s *wire.Stream, request []byte) error {
+		if a.Phase() != PhaseReady {
+			return wire.Errorf(wire.CodePrecondition, "the machine is being built and has no root file system yet; call %s first", wire.MethodPivot)
+		}
+		return h(ctx, s, request)
+	}
+}
+
+// alone lets one of the machine's changes of state run at a time.
+func (a *Agent) alone(h wire.Handler) wire.Handler {
+	return func(ctx context.Context, s *wire.Stream, request []byte) error {
+		select {
+		case a.awakening <- struct{}{}:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		defer func() { <-a.awakening }()
+		return h(ctx, s, request)
+	}
+}
+
+// Phase is what Hello says.
+func (a *Agent) Phase() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.phase
+}
+
+func (a *Agent) setPhase(phase string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.phase = phase
+}

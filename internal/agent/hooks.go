@@ -1,0 +1,102 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/agent/reap"
+	"forkd.dev/forkd/internal/guest/wire"
+)
+
+const (
+	hookDir   = "etc/forkd/fork.d"
+	hookLimit = 5 * time.Second
+	maxHooks  = 100
+)
+
+// runHooks runs the image's fork hooks, in the order of their names, while other user processes are still frozen. A
+// hook that fails leaves something of the image unrenewed, which the report says; it does not fail the fork.
+func (a *Agent) runHooks(ctx context.Context, req *wire.AwakenRequest, report *wire.AwakenReport) {
+	dir := filepath.Join(a.cfg.System.Root, hookDir)
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) == 0 {
+		return
+	}
+	a.startAgain()
+	failed := func(name, why string) {
+		report.NotRenewed = append(report.NotRenewed, wire.NotRenewed{What: "fork_hook", Name: "/" + hookDir + "/" + name, Why: why})
+	}
+	env, err := a.hookEnv(req)
+	if err != nil {
+		failed("", err.Error())
+		return
+	}
+	for i, e := range entries {
+		path := filepath.Join(dir, e.Name())
+		info, err := os.Stat(path)
+		switch {
+		case i >= maxHooks:
+			failed(e.Name(), fmt.Sprintf("not run: more than %d hooks", maxHooks))
+			continue
+		case err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
+			continue
+		}
+		if why := a.runHook(ctx, path, env); why != "" {
+			failed(e.Name(), why)
+			continue
+		}
+		report.Renewed = append(report.Renewed, "fork_hook:"+e.Name())
+	}
+}
+
+func (a *Agent) hookEnv(req *wire.AwakenRequest) ([]string, error) {
+	root, err := a.cfg.Accounts.User("0")
+	if err != nil {
+		return nil, err
+	}
+	return a.cfg.Accounts.Environ(root, map[string]string{
+		"FORKD_SANDBOX_ID": req.SandboxID,
+		"FORKD_FORK_INDEX": strconv.Itoa(req.Index),
+		"FORKD_FORK_COUNT": strconv.Itoa(req.Count),
+	})
+}
+
+// runHook returns why the hook failed, or nothing.
+func (a *Agent) runHook(ctx context.Context, path string, env []string) string {
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "open /dev/null: " + err.Error()
+	}
+	defer unix.Close(null)
+	sys := &syscall.SysProcAttr{Setsid: true}
+	if group, err := a.cfg.Cgroups.Hooks(); err == nil {
+		defer group.Close()
+		sys.UseCgroupFD, sys.CgroupFD = true, int(group.Fd())
+	}
+	child, err := a.cfg.Reaper.Start(&reap.Command{
+		Path: path, Args: []string{path}, Env: env, Dir: a.cfg.System.Root, Files: []int{null, null, null}, Sys: sys,
+	})
+	if err != nil {
+		return err.Error()
+	}
+	limited, cancel := context.WithTimeout(ctx, hookLimit)
+	defer cancel()
+	select {
+	case <-child.Done():
+	case <-limited.Done():
+		_ = child.SignalGroup(unix.SIGKILL)
+		<-child.Done()
+		return fmt.Sprintf("killed: it did not end within %v", hookLimit)
+	}
+	if state := child.State(); !state.Exited() || state.ExitCode() != 0 {
+		return state.String()
+	}
+	return ""
+}

@@ -1,0 +1,209 @@
+// Package guest is the host's side of the agent's protocol: a connection to one machine's agent and typed calls on it.
+// It does not know what a machine is: it dials what it is given. The daemon's core imports it. Its tests run the real
+// agent's session over sockets, and garbage in its place.
+package guest
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/hashicorp/yamux"
+
+	"forkd.dev/forkd/internal/guest/mux"
+	"forkd.dev/forkd/internal/guest/wire"
+)
+
+const (
+	// repeatPreamble is how often the host knocks: bytes written before the guest has opened its port may be lost.
+	repeatPreamble = 50 * time.Millisecond
+	maxOpening     = 64
+)
+
+// ErrProtocol: the agent and this program cannot talk to each other.
+var ErrProtocol = errors.New("guest agent's protocol")
+
+// Conn is a connection to an agent. All methods are safe for concurrent use.
+type Conn struct {
+	hello   wire.Hello
+	session *yamux.Session
+}
+
+// Dial connects and returns once the agent has answered with the generation. It knocks until ctx ends, however long the
+// guest takes to boot; ctx does not bound the connection afterwards. An earlier connection to the same agent ends.
+func Dial(ctx context.Context, dial func(context.Context) (net.Conn, error), generation uint64) (*Conn, error) {
+	nc, err := dial(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("connect to guest agent: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
+	c, err := handshake(nc, generation)
+	if !stop() && err == nil {
+		err = context.Cause(ctx)
+		_ = c.Close()
+	}
+	if err == nil {
+		return c, nil
+	}
+	err = errors.Join(err, nc.Close())
+	if ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	return nil, fmt.Errorf("wait for guest agent's answer: %w", err)
+}
+
+func handshake(nc net.Conn, generation uint64) (*Conn, error) {
+	p := wire.Preamble{Version: wire.Version, Generation: generation}
+	_, _ = rand.Read(p.Nonce[:]) // never fails
+	knock := make(chan error, 1)
+	answered := make(chan struct{})
+	go func() { knock <- repeat(nc, p.Append(nil), answered) }()
+
+	r := bufio.NewReaderSize(nc, 32<<10)
+	b, err := wire.ReadAnswer(r, p.Nonce)
+	close(answered)
+	if err != nil {
+		_ = nc.SetDeadline(time.Unix(1, 0)) // so that a write that blocks ends
+	}
+	// The last preamble has to be out as a whole before the session's bytes.
+	if werr := <-knock; err == nil {
+		err = werr
+	}
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{}
+	if err := json.Unmarshal(b, &c.hello); err != nil {
+		return nil, fmt.Errorf("%w: unreadable hello: %w", ErrProtocol, err)
+	}
+	if v := c.hello.Version; v > wire.Version || v < wire.Version-1 || v < 1 {
+		return nil, fmt.Errorf("%w: agent speaks version %d, this forkd versions %d to %d; build the snapshot again",
+			ErrProtocol, v, max(1, wire.Version-1), wire.Version)
+	}
+	c.session, err = mux.Client(&sessionConn{Conn: nc, r: r, w: wire.NewChunkWriter(nc)}, maxOpening)
+	if err != nil {
+		return nil, fmt.Errorf("start session: %w", err)
+	}
+	return c, nil
+}
+
+// repeat writes the preamble now and then until answered.
+func repeat(w io.Writer, preamble []byte, answered <-chan struct{}) error {
+	tick := time.NewTicker(repeatPreamble)
+	defer tick.Stop()
+	for {
+		if _, err := w.Write(preamble); err != nil {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-answered:
+			return nil
+		}
+	}
+}
+
+// sessionConn is what follows the handshake: chunks to the guest, plain bytes from it.
+type sessionConn struct {
+	net.Conn
+	r *bufio.Reader
+	w *wire.ChunkWriter
+}
+
+func (c *sessionConn) Read(p []byte) (int, error)  { return c.r.Read(p) }
+func (c *sessionConn) Write(p []byte) (int, error) { return c.w.Write(p) }
+
+// Hello is what the agent said of itself when the connection was made.
+func (c *Conn) Hello() wire.Hello { return c.hello }
+
+// Closed is closed when the connection has ended, by either side.
+func (c *Conn) Closed() <-chan struct{} { return c.session.CloseChan() }
+
+// Close ends the connection and all calls on it. Processes in the guest go on.
+func (c *Conn) Close() error { return c.session.Close() }
+
+// OpenRaw opens a bare stream, on which the caller itself speaks the frames of one call.
+func (c *Conn) OpenRaw(ctx context.Context) (net.Conn, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	s, err := c.session.OpenStream()
+	if err != nil {
+		return nil, fmt.Errorf("open stream to guest agent: %w", err)
+	}
+	return s, nil
+}
+
+// Open starts a streaming call. The stream is broken off when ctx ends; the caller closes it.
+func (c *Conn) Open(ctx context.Context, method string, in any) (*wire.Stream, error) {
+	nc, err := c.OpenRaw(ctx)
+	if err != nil {
+		return nil, err
+	}
+	call := &callConn{Conn: nc}
+	call.stop = context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
+	s := wire.NewStream(call)
+	if err := s.SendRequest(method, in); err != nil {
+		return nil, errors.Join(fmt.Errorf("call %s: %w", method, err), s.Close())
+	}
+	return s, nil
+}
+
+// callConn forgets the context when it is closed, and ends a Read that is still waiting.
+type callConn struct {
+	net.Conn
+	stop func() bool
+}
+
+func (c *callConn) Close() error {
+	c.stop()
+	_ = c.Conn.SetReadDeadline(time.Unix(1, 0))
+	return c.Conn.Close()
+}
+
+// Call makes a call with one reply; out may be nil. A refusal by the guest is a *wire.Error.
+func (c *Conn) Call(ctx context.Context, method string, in, out any) error {
+	s, err := c.Open(ctx, method, in)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	if out != nil {
+		if err := s.RecvMessage(out); err != nil {
+			return callError(ctx, method, err)
+		}
+	}
+	return finish(ctx, method, s)
+}
+
+// finish waits for the end of a call.
+func finish(ctx context.Context, method string, s *wire.Stream) error {
+	switch kind, _, err := s.Recv(); {
+	case errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		return callError(ctx, method, err)
+	default:
+		return fmt.Errorf("call %s: %w: unexpected frame %q at the end", method, ErrProtocol, byte(kind))
+	}
+}
+
+// callError tells the guest's refusal, which stays what it is, from a call that broke.
+func callError(ctx context.Context, method string, err error) error {
+	var refusal *wire.Error
+	switch {
+	case errors.As(err, &refusal):
+		return refusal
+	case ctx.Err() != nil:
+		return fmt.Errorf("call %s: %w", method, context.Cause(ctx))
+	case errors.Is(err, io.EOF):
+		err = fmt.Errorf("%w: the reply is missing", ErrProtocol)
+	}
+	return fmt.Errorf("call %s: %w", method, err)
+}
