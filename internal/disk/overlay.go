@@ -153,7 +153,7 @@ func (o *overlay) readTables() (err error) {
 		}
 		off, err := tableOffset(entry&entryOffset, ClusterSize, o.size)
 		if left--; left < 0 {
-			err = errors.New("used more than once")
+			err = errors.New("there are more of them than clusters in the file")
 		}
 		if err != nil {
 			return fmt.Errorf("second-level table %d: %w", i, err)

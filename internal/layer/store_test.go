@@ -148,7 +148,7 @@ func wantNoTmp(t *testing.T, s *Store) {
 
 func TestRoundTrip(t *testing.T) {
 	s := openStore(t)
-	root := image(1, 40<<20)
+	root := image(1, 34<<20)
 	a := put(t, s, root, nil, Digest{})
 
 	child := bytes.Clone(root)
@@ -266,6 +266,24 @@ func TestDamageIsRefused(t *testing.T) {
 			})
 		}
 	}
+	t.Run("every byte of a map", func(t *testing.T) {
+		s := openStore(t)
+		info := put(t, s, content[:1<<20], nil, Digest{})
+		intact, err := os.ReadFile(s.mapPath(info.Digest))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range intact {
+			b := bytes.Clone(intact)
+			b[i] ^= 1 << (i % 8)
+			if err := os.WriteFile(s.mapPath(info.Digest), b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := s.Stat(t.Context(), info.Digest); !errors.Is(err, ErrCorrupt) {
+				t.Fatalf("byte %d: got %v, want ErrCorrupt", i, err)
+			}
+		}
+	})
 	t.Run("chunk that inflates without end", func(t *testing.T) {
 		s := openStore(t)
 		info := put(t, s, content, nil, Digest{})
