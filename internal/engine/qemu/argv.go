@@ -1,0 +1,184 @@
+package qemu
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"forkd.dev/forkd/internal/engine"
+)
+
+// Descriptors the VM process inherits, in the order of launchFiles.
+const (
+	fdRAM = 3 + iota
+	fdControl
+	fdQMP
+	fdConsole
+	fdState
+)
+
+// platform is everything the arguments depend on besides the spec: what makes two machines of the same format equal.
+type platform struct {
+	arch        string // GOARCH of the guest
+	accelerator string // "tcg" or "kvm"
+	cpu         string // the whole value of -cpu
+	clockHz     int64  // amd64: the host's time stamp counter, for the kernel's delay loops
+}
+
+// Versioned machine types that every QEMU from 7.2 on has: a newer QEMU loads what an older one saved under them.
+const (
+	machineAMD64 = "pc-q35-7.2"
+	machineARM64 = "virt-7.2"
+)
+
+// translationCacheMiB bounds TCG's cache of translated guest code, the largest part of a child's own memory.
+const translationCacheMiB = 32
+
+func (p *platform) machine() string {
+	if p.arch == "arm64" {
+		return machineARM64
+	}
+	return machineAMD64
+}
+
+// mode says how a machine begins; it is no part of the format.
+type mode int
+
+const (
+	coldBoot mode = iota
+	restored
+)
+
+// argv builds the arguments of QEMU; it is pure. The devices, their order and addresses are part of the format of
+// every checkpoint: change them only together with the machine string of the format.
+func argv(p *platform, spec *engine.Spec, m mode) ([]string, error) {
+	if err := checkSpec(spec, m); err != nil {
+		return nil, err
+	}
+	args := []string{
+		"-name", "forkd-" + escape(spec.ID),
+		"-no-user-config", "-nodefaults", "-display", "none", "-nic", "none", "-no-reboot",
+		// spawn=deny kills QEMU at any fork or exec; resourcecontrol=deny keeps it from renicing itself.
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+	}
+	args = append(args, p.board(spec, m)...)
+	args = append(args, ramArgs(spec, m)...)
+	args = append(args, channelArgs()...)
+	args = append(args, diskArgs(spec)...)
+	args = append(args, "-object", "rng-builtin,id=rng0", "-device", "virtio-rng-pci,id=rng,rng=rng0,addr=0x5,"+modern)
+	// Both ends of a restore must leave out the configuration section and the description of the stream.
+	args = append(args, "-global", "migration.send-configuration=off")
+	if m == restored {
+		return append(args, "-incoming", "defer"), nil
+	}
+	return append(args, "-kernel", escape(spec.Boot.Kernel), "-initrd", escape(spec.Boot.Initrd),
+		"-append", p.cmdline(spec)), nil
+}
+
+// modern leaves out the legacy virtio interface: its port I/O is slower and its state would have to be restored too.
+const modern = "disable-legacy=on,disable-modern=off"
+
+func (p *platform) board(spec *engine.Spec, m mode) []string {
+	var options string
+	if p.arch == "arm64" {
+		options = machineARM64 + ",gic-version=3"
+	} else {
+		// Every device left out is one less to start, probe and restore. The PIT and HPET stay: see decision 0002.
+		options = machineAMD64 + ",vmport=off,smm=off,sata=off,smbus=off,usb=off,i8042=off,graphics=off,hpet=on"
+	}
+	args := []string{"-machine", options + ",suppress-vmdesc=on,dump-guest-core=off,mem-merge=off,memory-backend=ram"}
+	if p.arch == "amd64" {
+		// qboot starts the kernel some 0.5 s earlier than SeaBIOS under TCG.
+		args = append(args, "-bios", "qboot.rom")
+	}
+	accel := "kvm"
+	if p.accelerator == "tcg" {
+		accel = fmt.Sprintf("tcg,thread=multi,tb-size=%d", translationCacheMiB)
+	}
+	return append(args, "-accel", accel, "-cpu", p.cpu,
+		"-smp", fmt.Sprintf("cpus=%d,sockets=1,cores=%d,threads=1", spec.CPUs, spec.CPUs),
+		"-rtc", "base=utc,clock=host")
+}
+
+func ramArgs(spec *engine.Spec, m mode) []string {
+	share := "on" // The file is the RAM, and becomes the image.
+	if m == restored {
+		share = "off" // A private mapping: what the child writes is its own, the image stays as it is.
+	}
+	return []string{
+		"-m", fmt.Sprintf("size=%dk", spec.MemoryBytes>>10),
+		"-object", fmt.Sprintf("memory-backend-file,id=ram,size=%d,mem-path=/proc/self/fd/%d,share=%s,prealloc=off,merge=off,dump=off",
+			spec.MemoryBytes, fdRAM, share),
+	}
+}
+
+// channelArgs are the monitor, the console and the control port, all on descriptors made by the daemon.
+func channelArgs() []string {
+	return []string{
+		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d,server=on,wait=off", fdQMP),
+		"-mon", "chardev=qmp,mode=control",
+		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", fdConsole),
+		"-serial", "chardev:console",
+		"-chardev", fmt.Sprintf("socket,id=control,fd=%d,server=on,wait=off", fdControl),
+		"-device", "virtio-serial-pci,id=serial,max_ports=2,addr=0x3," + modern,
+		"-device", "virtserialport,bus=serial.0,nr=1,chardev=control,name=" + PortName,
+	}
+}
+
+func diskArgs(spec *engine.Spec) []string {
+	// No flush: a machine's disk never outlives its memory, so nothing is gained by waiting for the medium. What is
+	// kept, a snapshot, is made durable from outside.
+	const cache = "cache.no-flush=on,discard=ignore,detect-zeroes=off"
+	return []string{
+		"-blockdev", "driver=file,node-name=disk-file,filename=" + escape(spec.Disk.Path) + ",aio=threads," + cache,
+		"-blockdev", "driver=" + spec.Disk.Format + ",node-name=disk,file=disk-file," + cache,
+		"-device", "virtio-blk-pci,id=vda,drive=disk,num-queues=1,discard=off,write-zeroes=off,addr=0x4," + modern,
+	}
+}
+
+// cmdline is the engine's part of the kernel's command line and the caller's. The reasons are in decision 0002.
+func (p *platform) cmdline(spec *engine.Spec) string {
+	words := []string{"panic=-1", "quiet", "random.trust_cpu=on", "nowatchdog", "audit=0", "cryptomgr.notests"}
+	if p.arch == "arm64" {
+		words = append(words, "console=ttyAMA0")
+	} else {
+		words = append(words, "console=ttyS0", "reboot=k", "8250.nr_uarts=1", "no_timer_check")
+	}
+	if p.accelerator == "tcg" {
+		// Emulated code does not speculate; the kernel's mitigations only cost time.
+		words = append(words, "mitigations=off")
+	}
+	if p.accelerator == "tcg" && p.arch == "amd64" {
+		words = append(words, "clocksource=hpet", "tsc=unstable", "tsc_early_khz="+strconv.FormatInt(p.clockHz/1000, 10))
+	}
+	if spec.Boot.Cmdline != "" {
+		words = append(words, spec.Boot.Cmdline)
+	}
+	return strings.Join(words, " ")
+}
+
+// escape doubles commas, which end a value in QEMU's option lists.
+func escape(s string) string { return strings.ReplaceAll(s, ",", ",,") }
+
+const (
+	maxCPUs        = 64
+	minMemoryBytes = 64 << 20
+)
+
+func checkSpec(spec *engine.Spec, m mode) error {
+	switch {
+	case spec.CPUs < 1 || spec.CPUs > maxCPUs:
+		return fmt.Errorf("%d cpus: a machine has 1 to %d", spec.CPUs, maxCPUs)
+	case spec.MemoryBytes < minMemoryBytes || spec.MemoryBytes%(1<<20) != 0:
+		return fmt.Errorf("memory of %d bytes: it must be whole MiB and at least %d MiB", spec.MemoryBytes, minMemoryBytes>>20)
+	case spec.Disk.Format != "raw" && spec.Disk.Format != "qcow2":
+		return fmt.Errorf("disk format %q: it must be raw or qcow2", spec.Disk.Format)
+	case spec.Disk.Path == "" || spec.Dir == "":
+		return fmt.Errorf("a machine needs a disk and a directory")
+	case m == coldBoot && (spec.Boot == nil || spec.Boot.Kernel == "" || spec.Boot.Initrd == ""):
+		return fmt.Errorf("a cold start needs a kernel and an initramfs")
+	case m == restored && spec.Boot != nil:
+		return fmt.Errorf("a restored machine takes no kernel")
+	}
+	return nil
+}

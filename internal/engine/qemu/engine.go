@@ -1,0 +1,91 @@
+package qemu
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/proc"
+)
+
+// Name is the engine's name in records.
+const Name = "qemu"
+
+// Accelerators a user may ask for.
+const (
+	Auto = "auto" // KVM where it was measured to work, else TCG
+	TCG  = "tcg"  // software emulation
+	KVM  = "kvm"  // or an error: never a silent fall-back
+)
+
+// Config is how to make an Engine; the zero value is useful.
+type Config struct {
+	Accelerator string // Auto (also ""), TCG or KVM
+	Binary      string // path of qemu-system-…; empty: found in PATH and the usual places
+}
+
+// Engine runs machines in QEMU. It is safe for concurrent use.
+type Engine struct {
+	cfg Config
+
+	mu    sync.Mutex
+	found *host // what the last conclusive probe found; inconclusive ones are not kept
+}
+
+// New returns an engine and starts nothing.
+func New(cfg Config) (*Engine, error) {
+	switch cfg.Accelerator {
+	case "":
+		cfg.Accelerator = Auto
+	case Auto, TCG, KVM:
+	default:
+		return nil, fmt.Errorf("accelerator %q: it must be %s, %s or %s", cfg.Accelerator, Auto, TCG, KVM)
+	}
+	return &Engine{cfg: cfg}, nil
+}
+
+// Name implements engine.Engine.
+func (e *Engine) Name() string { return Name }
+
+// Probe implements engine.Engine.
+func (e *Engine) Probe(ctx context.Context) (*engine.Features, error) {
+	h, err := e.host(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f := &engine.Features{
+		Binary: h.binary, Format: h.format(), AcceleratorReason: h.acceleratorReason, KVMUsable: h.kvm.Usable,
+	}
+	confined, how := proc.ConfinementAvailable()
+	if confined {
+		f.Confined = "landlock"
+	} else {
+		f.ConfinedReason = how
+	}
+	return f, nil
+}
+
+// Bury implements engine.Engine.
+func (e *Engine) Bury(ctx context.Context, ref engine.Ref) error {
+	if ref.Engine != Name {
+		return fmt.Errorf("bury machine of engine %q: this engine is %s", ref.Engine, Name)
+	}
+	return proc.Bury(ctx, ref.PID, ref.StartTime)
+}
+
+// host is what was found of this host, once.
+func (e *Engine) host(ctx context.Context) (*host, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.found != nil {
+		return e.found, nil
+	}
+	h, err := probe(ctx, e.cfg, runtime.GOARCH)
+	if err != nil {
+		return nil, err
+	}
+	e.found = h
+	return h, nil
+}

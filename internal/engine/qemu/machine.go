@@ -1,0 +1,254 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/qemu/qmp"
+	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/proc"
+)
+
+// machine is one QEMU process.
+type machine struct {
+	spec    engine.Spec
+	format  engine.Format
+	process *proc.Process
+	monitor *qmp.Client // nil only until launch has connected
+	state   *os.File    // the memfd that Freeze has QEMU write the device state to
+	console *console
+	screen  *os.File      // our end of the guest's serial line
+	printed chan struct{} // closed when the console has been read to its end
+	resumed chan struct{} // closed when the guest's CPUs run for the first time
+	done    chan struct{} // closed when the process is gone and err is set
+
+	dialMu sync.Mutex // held while a connection supersedes another
+
+	mu      sync.Mutex
+	scratch *memory.Scratch // the RAM of a machine that booted, until Freeze or Close
+	conn    net.Conn        // the newest control connection
+	ended   bool            // Close or Freeze ends the process
+	why     string          // why QEMU stopped by itself, as it reported
+	err     error
+}
+
+func newMachine(host *host, spec *engine.Spec, process *proc.Process, files *launchSet) *machine {
+	m := &machine{
+		spec: *spec, format: host.format(), process: process, state: files.state, screen: files.consoleOurs,
+		console: &console{}, printed: make(chan struct{}), resumed: make(chan struct{}), done: make(chan struct{}),
+	}
+	m.format.CPUs, m.format.MemoryBytes = spec.CPUs, spec.MemoryBytes
+	go func() {
+		defer close(m.printed)
+		m.console.follow(m.screen)
+	}()
+	return m
+}
+
+// watch follows the monitor's events and then the process to its end. It runs until the machine has ended.
+func (m *machine) watch() {
+	defer close(m.done)
+	resumed := false
+	for ev := range m.monitor.Events() {
+		switch ev.Name {
+		case "RESUME":
+			if !resumed {
+				resumed = true
+				close(m.resumed)
+			}
+		case "SHUTDOWN":
+			m.noteShutdown(ev.Data)
+		case "GUEST_PANICKED":
+			m.note("the guest's kernel panicked")
+		}
+	}
+	<-m.process.Done()
+	m.drainConsole()
+	err := m.reason()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.ended {
+		m.err = err
+	}
+}
+
+// drainConsole waits for the guest's last words, which are still in the socket when the process is gone.
+func (m *machine) drainConsole() {
+	_ = m.screen.SetReadDeadline(time.Now().Add(time.Second))
+	<-m.printed
+	_ = m.screen.Close()
+}
+
+func (m *machine) noteShutdown(data json.RawMessage) {
+	var d struct {
+		Guest  bool   `json:"guest"`
+		Reason string `json:"reason"`
+	}
+	if json.Unmarshal(data, &d) != nil {
+		return
+	}
+	switch d.Reason {
+	case "guest-shutdown":
+		m.note("the guest powered off")
+	case "guest-reset":
+		m.note("the guest rebooted or its kernel panicked, which ends a sandbox")
+	case "guest-panic":
+		m.note("the guest's kernel panicked")
+	case "host-signal":
+		m.note("the VM process was told to end by a signal")
+	}
+}
+
+func (m *machine) note(why string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.why = why
+}
+
+// reason says why the process ended by itself.
+func (m *machine) reason() error {
+	m.mu.Lock()
+	why := m.why
+	m.mu.Unlock()
+	if err := m.process.Err(); err != nil {
+		if why != "" {
+			return fmt.Errorf("%w: %s: %w", engine.ErrDead, why, err)
+		}
+		return fmt.Errorf("%w: %w", engine.ErrDead, err)
+	}
+	if why == "" {
+		why = "QEMU exited by itself"
+		if said := sayQEMU(m.process.Output()); said != "" {
+			why += ": " + said
+		}
+	}
+	if last := lastLine(m.console.Bytes()); last != "" {
+		why += fmt.Sprintf("; the guest's last words: %q", last)
+	}
+	return fmt.Errorf("%w: %s", engine.ErrDead, why)
+}
+
+func lastLine(console []byte) string {
+	text := strings.TrimSpace(string(console))
+	return text[strings.LastIndexByte(text, '\n')+1:]
+}
+
+// Ref implements engine.Machine.
+func (m *machine) Ref() engine.Ref {
+	return engine.Ref{Engine: Name, PID: m.process.PID(), StartTime: m.process.StartTime(), Dir: m.spec.Dir}
+}
+
+// DialGuest implements engine.Machine.
+func (m *machine) DialGuest(ctx context.Context) (net.Conn, error) {
+	m.dialMu.Lock()
+	defer m.dialMu.Unlock()
+	m.mu.Lock()
+	old := m.conn
+	m.conn = nil
+	m.mu.Unlock()
+	if old != nil {
+		// QEMU serves one connection of a port and accepts the next when this one has ended.
+		_ = old.Close()
+	}
+	dir, err := os.Open(m.spec.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	conn, err := dialUnix(ctx, dir, controlSocket)
+	if err != nil {
+		select {
+		case <-m.done:
+			return nil, fmt.Errorf("connect to guest of %s: %w", m.spec.ID, errors.Join(engine.ErrDead, m.Err()))
+		default:
+			return nil, err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.conn = conn
+	return conn, nil
+}
+
+// Console implements engine.Machine.
+func (m *machine) Console() []byte {
+	text := m.console.Bytes()
+	said := m.process.Output()
+	if len(said) > 0 {
+		text = append(text, "\n[QEMU] "...)
+		text = append(text, said...)
+	}
+	if len(text) > consoleMax {
+		text = text[len(text)-consoleMax:]
+	}
+	return text
+}
+
+// Done implements engine.Machine.
+func (m *machine) Done() <-chan struct{} { return m.done }
+
+// Err implements engine.Machine.
+func (m *machine) Err() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.err
+}
+
+// Close implements engine.Machine.
+func (m *machine) Close() error {
+	err := m.end()
+	m.mu.Lock()
+	scratch, conn := m.scratch, m.conn
+	m.scratch, m.conn = nil, nil
+	m.mu.Unlock()
+	if conn != nil {
+		_ = conn.Close()
+	}
+	if scratch != nil {
+		_ = scratch.Close()
+	}
+	_ = m.state.Close()
+	m.process.Release()
+	return err
+}
+
+// end kills the process, if it still runs, and waits until everything that watched it has ended.
+func (m *machine) end() error {
+	m.mu.Lock()
+	m.ended = true
+	m.mu.Unlock()
+	if err := m.process.Kill(); err != nil {
+		return err
+	}
+	if m.monitor == nil { // Launch failed before anything watched.
+		m.drainConsole()
+		return nil
+	}
+	_ = m.monitor.Close()
+	<-m.done
+	return nil
+}
+
+// failed turns the error of a start into what the user needs: what QEMU said, if it has died of it.
+func (m *machine) failed(err error) error {
+	if !errors.Is(err, qmp.ErrClosed) {
+		return err
+	}
+	select {
+	case <-m.done:
+	case <-time.After(5 * time.Second): // The monitor is gone and the process is not: it hangs in its exit.
+		return err
+	}
+	if why := m.Err(); why != nil {
+		return why
+	}
+	return err
+}

@@ -1,0 +1,104 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/qemu/qmp"
+)
+
+// maxState bounds the device state of a checkpoint. Ours are below 100 KiB; a guest can only make them grow by what
+// the queues of its devices hold.
+const maxState = 64 << 20
+
+// Restore implements engine.Engine.
+func (e *Engine) Restore(ctx context.Context, spec *engine.Spec, from *engine.Checkpoint) (engine.Machine, error) {
+	m, err := e.restore(ctx, spec, from)
+	if err != nil {
+		return nil, fmt.Errorf("restore machine %s: %w", spec.ID, err)
+	}
+	return m, nil
+}
+
+func (e *Engine) restore(ctx context.Context, spec *engine.Spec, from *engine.Checkpoint) (*machine, error) {
+	host, err := e.host(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := fits(host, spec, from); err != nil {
+		return nil, err
+	}
+	image := from.Memory.File()
+	if image == nil {
+		return nil, errors.New("the checkpoint's memory has been closed")
+	}
+	m, err := e.launch(ctx, host, spec, restored, image)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.load(ctx, from.State); err != nil {
+		return nil, errors.Join(m.failed(err), m.Close())
+	}
+	return m, nil
+}
+
+func fits(host *host, spec *engine.Spec, from *engine.Checkpoint) error {
+	if err := from.Format.Compatible(host.format()); err != nil {
+		return err
+	}
+	switch {
+	case spec.CPUs != from.Format.CPUs:
+		return fmt.Errorf("%w: the snapshot has %d cpus, %d were asked for; a restored machine cannot change them",
+			engine.ErrIncompatible, from.Format.CPUs, spec.CPUs)
+	case spec.MemoryBytes != from.Format.MemoryBytes:
+		return fmt.Errorf("%w: the snapshot has %d MiB of memory, %d MiB were asked for; a restored machine cannot change it",
+			engine.ErrIncompatible, from.Format.MemoryBytes>>20, spec.MemoryBytes>>20)
+	case from.Memory == nil || from.Memory.Size() != spec.MemoryBytes:
+		return fmt.Errorf("%w: its memory image does not have the size its format says", engine.ErrIncompatible)
+	case len(from.State) == 0 || len(from.State) > maxState:
+		return fmt.Errorf("%w: a device state of %d bytes", engine.ErrIncompatible, len(from.State))
+	}
+	return nil
+}
+
+// load sends the device state and returns when the guest's CPUs run. Everything is sent at once, before QEMU is even
+// up: it costs one round trip.
+func (m *machine) load(ctx context.Context, state []byte) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	written := make(chan struct{})
+	go func() {
+		defer close(written)
+		// An error here means that QEMU stopped reading; why, it says itself.
+		_, _ = w.Write(state)
+		_ = w.Close()
+	}()
+	defer func() {
+		_ = w.Close()
+		<-written
+	}()
+	err = m.monitor.Batch(ctx, []qmp.Command{
+		{Name: "qmp_capabilities"},
+		{Name: "getfd", Args: map[string]string{"fdname": "state"}, File: r},
+		{Name: "migrate-incoming", Args: map[string]string{"uri": "fd:state"}},
+		// Carried out when the state has been loaded.
+		{Name: "cont"},
+	}, nil)
+	_ = r.Close()
+	if err != nil {
+		return err
+	}
+	select {
+	case <-m.resumed:
+		return nil
+	case <-m.monitor.Done():
+		return fmt.Errorf("load device state: %w", qmp.ErrClosed)
+	case <-ctx.Done():
+		return fmt.Errorf("load device state: %w", context.Cause(ctx))
+	}
+}

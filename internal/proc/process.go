@@ -1,0 +1,147 @@
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is a running or ended child. It is safe for concurrent use.
+type Process struct {
+	name      string
+	pid       int
+	startTime uint64
+	output    *output
+	child     *os.Process
+	done      chan struct{}
+
+	mu     sync.Mutex
+	killed bool
+	err    error // set before done is closed
+	state  *os.ProcessState
+}
+
+// hold takes over a started child: on failure it is ended.
+func hold(child *os.Process, pidfd int, out *output, cmd *Command) (*Process, error) {
+	p := &Process{
+		name: filepath.Base(cmd.Path), pid: child.Pid, output: out, child: child, done: make(chan struct{}),
+	}
+	if err := p.prepare(cmd); err != nil {
+		_ = child.Kill()
+		_, _ = child.Wait()
+		_ = unix.Close(pidfd)
+		_ = out.close()
+		return nil, err
+	}
+	exit, err := newExitWaiter(pidfd)
+	if err != nil {
+		_ = child.Kill()
+		_, _ = child.Wait()
+		_ = out.close()
+		return nil, err
+	}
+	go p.wait(exit)
+	return p, nil
+}
+
+// prepare runs before anything waits for the child, so that its entry in /proc stays even if it ends at once.
+func (p *Process) prepare(cmd *Command) error {
+	var err error
+	if p.startTime, err = startTime(p.pid); err != nil {
+		return err
+	}
+	// A core file would hold a guest's memory.
+	limits := map[int]unix.Rlimit{unix.RLIMIT_CORE: {}}
+	if cmd.MaxFiles > 0 {
+		limits[unix.RLIMIT_NOFILE] = unix.Rlimit{Cur: cmd.MaxFiles, Max: cmd.MaxFiles}
+	}
+	for resource, limit := range limits {
+		if err := unix.Prlimit(p.pid, resource, &limit, nil); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("set resource limit: %w", err)
+		}
+	}
+	return nil
+}
+
+func (p *Process) wait(exit *exitWaiter) {
+	exit.wait()
+	state, err := p.child.Wait()
+	p.mu.Lock()
+	p.state = state
+	p.err = p.reason(state, err)
+	p.mu.Unlock()
+	close(p.done)
+}
+
+// reason is called with mu held.
+func (p *Process) reason(state *os.ProcessState, err error) error {
+	if p.killed {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("wait for %s: %w", p.name, err)
+	}
+	if state.Success() {
+		return nil
+	}
+	text := describe(state)
+	if said := strings.TrimSpace(string(p.output.tail(2 << 10))); said != "" {
+		text += ": " + said
+	}
+	return fmt.Errorf("%s %s", p.name, text)
+}
+
+func describe(state *os.ProcessState) string {
+	status, ok := state.Sys().(syscall.WaitStatus)
+	if ok && status.Signaled() {
+		s := status.Signal()
+		text := fmt.Sprintf("was killed by signal %d (%s)", int(s), s)
+		if s == syscall.SIGKILL {
+			text += ", sent by someone else or by the kernel when memory ran out"
+		}
+		return text
+	}
+	return fmt.Sprintf("exited with status %d", state.ExitCode())
+}
+
+// PID is the process id.
+func (p *Process) PID() int { return p.pid }
+
+// StartTime is the start of the process in clock ticks after boot: with the PID it names the process for ever.
+func (p *Process) StartTime() uint64 { return p.startTime }
+
+// Done is closed when the process has ended and been reaped.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Err says why the process ended: nil while it runs, after an exit with status 0, and after Kill.
+func (p *Process) Err() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err
+}
+
+// Output is the newest 64 KiB of what the process wrote so far; see Command.OutputMax. It works after the end, too.
+func (p *Process) Output() []byte { return p.output.tail(defaultOutputMax) }
+
+// Release frees the output. Call it when the process has ended; it is idempotent.
+func (p *Process) Release() { _ = p.output.close() }
+
+// Kill ends the process and waits until it is gone. It is idempotent, and no error if the process has ended already.
+func (p *Process) Kill() error {
+	p.mu.Lock()
+	if p.state == nil {
+		p.killed = true
+	}
+	p.mu.Unlock()
+	if err := p.child.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("kill %s (process %d): %w", p.name, p.pid, err)
+	}
+	<-p.done
+	return nil
+}

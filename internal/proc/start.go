@@ -1,0 +1,149 @@
+package proc
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// defaultOutputMax is enough for the complaints of a program that is not meant to talk.
+const defaultOutputMax = 64 << 10
+
+// Command describes a child to start; plain data.
+type Command struct {
+	Path string   // absolute
+	Args []string // without the name
+	Env  []string // the whole environment; nothing is inherited
+	Dir  string   // working directory; empty: the root
+	// Files become the child's descriptors 3 and up. The caller keeps and closes its own copies.
+	Files []*os.File
+	// OutputMax bounds what is kept of standard output and error together, from the beginning; 0 means 64 KiB.
+	OutputMax int64
+	// Confine restricts the child where ConfinementAvailable says so; elsewhere it only gets no_new_privs.
+	Confine *Confine
+	// MaxFiles bounds the child's descriptors; 0 leaves the daemon's limit.
+	MaxFiles uint64
+}
+
+// Confine names the only files a child may open, beyond descriptors it is given and its own /proc entries named
+// there. A directory stands for everything below it. Creating and removing files is never allowed, nor is TCP.
+type Confine struct {
+	ReadOnly  []string // also executable
+	ReadWrite []string
+}
+
+// ConfinementAvailable says whether this kernel can confine a child, and if not, why.
+func ConfinementAvailable() (bool, string) {
+	abi, err := landlockABI()
+	switch {
+	case errors.Is(err, unix.ENOSYS):
+		return false, "this kernel has no Landlock (Linux 5.13 or newer has it)"
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return false, "Landlock is compiled in but off: add landlock to the lsm= list on the kernel's command line"
+	case err != nil:
+		return false, "Landlock cannot be used: " + err.Error()
+	}
+	return true, fmt.Sprintf("Landlock version %d", abi)
+}
+
+// Start starts a child in a session of its own. ctx bounds the call only. The child does not end with the daemon and
+// its output needs no reader: see Process.Output.
+func Start(ctx context.Context, cmd *Command) (*Process, error) {
+	p, err := start(ctx, cmd)
+	if err != nil {
+		return nil, fmt.Errorf("start %s: %w", filepath.Base(cmd.Path), err)
+	}
+	return p, nil
+}
+
+func start(ctx context.Context, cmd *Command) (*Process, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	output, err := newOutput(cmd.OutputMax)
+	if err != nil {
+		return nil, err
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		_ = output.close()
+		return nil, err
+	}
+	defer func() { _ = null.Close() }()
+	files := append([]*os.File{null, output.file, output.file}, cmd.Files...)
+	child, pidfd, err := spawn(cmd, files)
+	if err != nil {
+		_ = output.close()
+		return nil, err
+	}
+	return hold(child, pidfd, output, cmd)
+}
+
+type spawned struct {
+	child *os.Process
+	pidfd int
+	err   error
+}
+
+// spawn starts the child from a thread made for it: Landlock and no_new_privs belong to threads, are inherited by
+// children and can never be taken off again.
+func spawn(cmd *Command, files []*os.File) (*os.Process, int, error) {
+	rules, err := confinement(cmd.Confine)
+	if err != nil {
+		return nil, -1, fmt.Errorf("confine: %w", err)
+	}
+	if rules != nil {
+		defer func() { _ = rules.Close() }()
+	}
+	result := make(chan spawned, 1)
+	go func() {
+		runtime.LockOSThread() // Never unlocked: the thread ends with this goroutine instead of serving others.
+		result <- spawnHere(cmd, files, rules)
+	}()
+	s := <-result
+	return s.child, s.pidfd, s.err
+}
+
+func confinement(c *Confine) (*os.File, error) {
+	if c == nil {
+		return nil, nil
+	}
+	abi, err := landlockABI()
+	if err != nil {
+		return nil, nil //nolint:nilerr // Stated by ConfinementAvailable, and shown to the user by whoever asked.
+	}
+	return ruleset(c, abi)
+}
+
+func spawnHere(cmd *Command, files []*os.File, rules *os.File) spawned {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return spawned{err: fmt.Errorf("set no_new_privs: %w", err)}
+	}
+	if rules != nil {
+		if err := restrictThread(rules); err != nil {
+			return spawned{err: fmt.Errorf("confine: %w", err)}
+		}
+	}
+	dir := cmd.Dir
+	if dir == "" {
+		dir = "/"
+	}
+	env := cmd.Env
+	if env == nil {
+		env = []string{} // os.StartProcess takes nil for the daemon's own, which may hold secrets.
+	}
+	pidfd := -1
+	child, err := os.StartProcess(cmd.Path, append([]string{cmd.Path}, cmd.Args...), &os.ProcAttr{
+		Dir:   dir,
+		Env:   env,
+		Files: files,
+		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
+	})
+	return spawned{child, pidfd, err}
+}
