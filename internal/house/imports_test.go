@@ -75,6 +75,7 @@ func allowed() map[string][]string {
 		"internal/keylock": {},
 		"internal/testenv": {},
 		"internal/house":   {},
+		"e2e":              {},
 	}
 }
 
