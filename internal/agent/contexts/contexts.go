@@ -59,7 +59,7 @@ type Config struct {
 	// CgroupDir opens the directory of the cgroup of a context, made when missing; the manager closes it. Nil, or a nil
 	// file: the agent's own cgroup.
 	CgroupDir func(id string) (*os.File, error)
-	// Gone is told, if set, that the process of a context has ended.
+	// Gone is told, if set, that the process of a context has ended; no other of that id starts before it has returned.
 	Gone func(id string)
 }
 
@@ -83,7 +83,7 @@ type Context struct {
 	id    string
 	cwd   string
 	child *reap.Child
-	dead  chan struct{} // closed when the process has ended
+	gone  chan struct{} // closed when the process has ended and what hung on it has been told
 	ctl   *os.File
 	outs  []*pipe.Outlet
 
@@ -138,6 +138,9 @@ func (m *Manager) Create(ctx context.Context, cfg wire.ContextConfig) (wire.Cont
 	if err != nil {
 		return wire.ContextInfo{}, err
 	}
+	if !made && !c.alive() {
+		return wire.ContextInfo{}, wire.Errorf(wire.CodeUnavailable, "context %s is just ending; try again", cfg.ID)
+	}
 	if !made {
 		return wire.ContextInfo{}, wire.Errorf(wire.CodeExists, "context %s exists and lives; remove it first, or use another id", cfg.ID)
 	}
@@ -154,7 +157,7 @@ func (m *Manager) lookup(id string) *Context {
 func (m *Manager) obtain(ctx context.Context, cfg wire.ContextConfig, replace bool) (c *Context, made bool, err error) {
 	usable := func() bool {
 		c = m.lookup(cfg.ID)
-		return c != nil && (!replace || c.alive())
+		return c != nil && (!replace || !c.buried())
 	}
 	if usable() {
 		return c, false, nil
@@ -178,12 +181,17 @@ func (m *Manager) obtain(ctx context.Context, cfg wire.ContextConfig, replace bo
 	return c, true, nil
 }
 
-func (c *Context) alive() bool {
+func (c *Context) alive() bool { return !closed(c.child.Done()) }
+
+// buried says that nothing of the context is in the way of another of its id.
+func (c *Context) buried() bool { return closed(c.gone) }
+
+func closed(ch <-chan struct{}) bool {
 	select {
-	case <-c.dead:
-		return false
-	default:
+	case <-ch:
 		return true
+	default:
+		return false
 	}
 }
 
@@ -264,7 +272,7 @@ func (m *Manager) Remove(ctx context.Context, id string) error {
 func (c *Context) kill(ctx context.Context) error {
 	_ = c.child.SignalGroup(unix.SIGKILL)
 	select {
-	case <-c.dead:
+	case <-c.gone:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -317,7 +325,7 @@ func (m *Manager) start(ctx context.Context, cfg wire.ContextConfig) (*Context, 
 	c := &Context{
 		id:   cfg.ID,
 		cwd:  dir,
-		dead: make(chan struct{}),
+		gone: make(chan struct{}),
 		turn: make(chan struct{}, 1),
 		kept: pipe.Ring[wire.Kind]{Max: keptBytes},
 	}
@@ -340,7 +348,7 @@ func (m *Manager) start(ctx context.Context, cfg wire.ContextConfig) (*Context, 
 	m.watchers.Go(func() { m.watch(c) })
 	if err := c.greet(ctx); err != nil {
 		_ = c.child.SignalGroup(unix.SIGKILL)
-		<-c.dead
+		<-c.gone
 		return nil, err
 	}
 	return c, nil
@@ -412,12 +420,12 @@ func (m *Manager) watch(c *Context) {
 		readers.Go(o.Run)
 	}
 	<-c.child.Done()
-	close(c.dead)
 	// Who waits for an answer stops waiting; a child of user code may still hold the other end.
 	_ = c.ctl.SetDeadline(time.Unix(1, 0))
 	if m.cfg.Gone != nil {
 		m.cfg.Gone(c.id)
 	}
+	close(c.gone)
 	c.turn <- struct{}{}
 	_ = c.ctl.Close()
 	<-c.turn

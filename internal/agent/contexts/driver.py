@@ -44,6 +44,7 @@ def driver():
     sources = {}
     sources_size = 0
     loop = None
+    held = b""
 
     def on_sigint(signum, frame):
         nonlocal pending
@@ -60,13 +61,17 @@ def driver():
             pass
 
     def receive():
-        data = read(CONTROL, 65536)
+        nonlocal held
+        data = held or read(CONTROL, 65536)
         while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
             more = read(CONTROL, 1 << 20)
             if not more:
                 _exit(0)
             data += more
-        return marshal.loads(memoryview(data)[4:])
+        size = 4 + int.from_bytes(data[:4], "big")
+        # Normally nothing: a second request comes with the first only when that was given up.
+        held = data[size:]
+        return marshal.loads(memoryview(data)[4:size])
 
     def send(message):
         data = marshal.dumps(message, 2)

@@ -75,6 +75,7 @@ func (c *Context) evaluate(req *wire.EvalRequest) *wire.EvalResult {
 	if limit > 0 {
 		stop = c.limit(run, limit)
 	}
+	alive := c.alive()
 	reply, err := c.exchange(req, result.ExecutionCount)
 	stop()
 	c.mu.Lock()
@@ -88,7 +89,7 @@ func (c *Context) evaluate(req *wire.EvalRequest) *wire.EvalResult {
 	}
 	switch {
 	case err != nil:
-		result.Error = c.obituary(err, timedOut, limit)
+		result.Error = c.obituary(err, alive, timedOut, limit)
 	case timedOut && result.Error != nil && result.Error.Name == "KeyboardInterrupt":
 		result.Error.Name = "Timeout"
 		result.Error.Value = fmt.Sprintf("interrupted: it ran longer than its time limit of %v; the context lives", limit)
@@ -169,8 +170,8 @@ func fill(result *wire.EvalResult, reply any) error {
 const exitPatience = time.Second
 
 // obituary waits for the end of the process and says what it means for the evaluation.
-func (c *Context) obituary(err error, timedOut bool, limit time.Duration) *wire.EvalError {
-	already := !c.alive()
+// Alive is whether the process lived when the evaluation began.
+func (c *Context) obituary(err error, alive, timedOut bool, limit time.Duration) *wire.EvalError {
 	if !errors.Is(err, errGone) {
 		_ = c.child.SignalGroup(unix.SIGKILL) // what it says is of no use any more
 	}
@@ -184,11 +185,11 @@ func (c *Context) obituary(err error, timedOut bool, limit time.Duration) *wire.
 	}
 	state := c.child.State()
 	what := fmt.Sprintf("the interpreter of context %s ended (%v)", c.id, state)
-	if already {
+	if !alive {
 		what = fmt.Sprintf("the interpreter of context %s ended earlier (%v)", c.id, state)
 	}
 	again := "; its variables are gone: create the context again to go on"
-	if timedOut && !already {
+	if timedOut && alive {
 		return &wire.EvalError{
 			Name: "Timeout",
 			Value: fmt.Sprintf("killed: it ran longer than its time limit of %v and did not react to the interrupt for %v; %s%s",

@@ -127,7 +127,10 @@ func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(co
 		}
 	}
 	for _, c := range all {
-		if err := thaw(c.id); err != nil {
+		if !c.alive() {
+			continue // and its cgroup may be gone
+		}
+		if err := thaw(c.id); err != nil && c.alive() {
 			return nil, nil, fmt.Errorf("thaw context %s: %w", c.id, err)
 		}
 	}

@@ -52,3 +52,6 @@ func (r *Ring[K]) Flush(take func(K, []byte) error) error {
 
 // Clear empties the ring.
 func (r *Ring[K]) Clear() { r.chunks, r.size = nil, 0 }
+
+// Len is the number of bytes kept.
+func (r *Ring[K]) Len() int { return r.size }

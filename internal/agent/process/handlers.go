@@ -62,13 +62,26 @@ func (m *Manager) handleConnect(ctx context.Context, s *wire.Stream, req *wire.C
 
 // serve takes input from an attached stream until the process has ended or the caller is gone.
 func (m *Manager) serve(ctx context.Context, s *wire.Stream, p *proc, a *attachment) error {
-	// It ends with the stream, which the dispatcher closes after the handler; it only receives.
-	go p.takeInput(ctx, s)
-	return p.follow(ctx, a)
+	taken := make(chan struct{})
+	go func() {
+		defer close(taken)
+		p.takeInput(ctx, s)
+	}()
+	if err := p.follow(ctx, a); err != nil {
+		// Gone: what it sent before is input all the same. A process that ended takes no more.
+		select {
+		case <-taken:
+		case <-p.ended:
+		}
+		return err
+	}
+	// The receiver ends when the dispatcher closes the stream.
+	return nil
 }
 
 // takeInput writes what comes to stdin or the terminal. The caller is held back while the process does not read.
 func (p *proc) takeInput(ctx context.Context, s *wire.Stream) {
+	ctx = context.WithoutCancel(ctx)
 	for {
 		kind, data, err := s.Recv()
 		if err != nil {
@@ -77,9 +90,7 @@ func (p *proc) takeInput(ctx context.Context, s *wire.Stream) {
 		switch kind {
 		case wire.KindStdin, wire.KindPTY, wire.KindData:
 			// What a process no longer reads is dropped, as a shell drops what is typed ahead of it; its end says more.
-			if p.write(ctx, data) != nil && ctx.Err() != nil {
-				return
-			}
+			_ = p.write(ctx, data)
 		case wire.KindHalfClose:
 			if p.tty == nil {
 				_ = p.closeInput(ctx)

@@ -129,6 +129,9 @@ func (m *Manager) start(pl *plan, s *wire.Stream) (*proc, *attachment, error) {
 		timed:  make(chan struct{}),
 		kept:   pipe.Ring[wire.Kind]{Max: keptBytes},
 	}
+	// Until the caller is attached: others find the process as soon as it runs.
+	p.gate <- struct{}{}
+	defer p.leave()
 	var err error
 	if pl.request.PTY != nil {
 		err = p.openTTY(pl)
@@ -254,6 +257,9 @@ func (p *proc) openPipes(pl *plan) error {
 // openTTY makes a pty the child's three descriptors and its controlling terminal.
 func (p *proc) openTTY(pl *plan) error {
 	master, slave, err := openPTY(pl.user, pl.request.PTY.Size)
+	if refusal := (*wire.Error)(nil); errors.As(err, &refusal) {
+		return refusal
+	}
 	if err != nil {
 		return wire.Errorf(wire.CodeInternal, "start %s: open a terminal: %v", p.config.Cmd, err)
 	}

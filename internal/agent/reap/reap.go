@@ -22,6 +22,9 @@ type Reaper struct {
 	all bool // owner of Wait4(-1)
 	sig chan os.Signal
 
+	// starting is held while a child is between fork and exec, and by Pause. It is taken before mu.
+	starting sync.Mutex
+
 	// mu makes start-and-register, collect-and-unregister and signal-by-pid exclude each other, so that no exit is
 	// seen before its child is known and no signal goes to a pid that was given to somebody else. It is held while a
 	// child is between fork and exec (milliseconds).
@@ -84,11 +87,11 @@ func (r *Reaper) ended(pid int, ws unix.WaitStatus) {
 	close(c.done)
 }
 
-// Pause keeps Start waiting until the returned function is called, and returns when no child is between fork and exec.
-// A child that is frozen there would keep its parent from ever going on.
+// Pause keeps Start waiting until the returned function is called (once), and returns when no child is between fork and
+// exec: frozen there, it would hold the thread that started it. Signals and exits go on.
 func (r *Reaper) Pause() (resume func()) {
-	r.mu.Lock()
-	return r.mu.Unlock
+	r.starting.Lock()
+	return r.starting.Unlock
 }
 
 // Command is what Start runs.
@@ -107,6 +110,8 @@ func (r *Reaper) Start(c *Command) (*Child, error) {
 	for i, fd := range c.Files {
 		files[i] = uintptr(fd)
 	}
+	r.starting.Lock()
+	defer r.starting.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// Not os.StartProcess: it waits through a pidfd, which fails once the exit has been taken by Wait4(-1).
