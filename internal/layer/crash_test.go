@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,7 +31,7 @@ func TestWriteUntilKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	for seed := uint64(0); ; seed++ {
-		info := put(t, s, image(seed, 4<<20), nil, Digest{})
+		info := put(t, s, image(seed, 2<<20), nil, Digest{})
 		fmt.Fprintln(os.Stdout, "wrote", seed, info.Digest)
 	}
 }
@@ -78,7 +79,7 @@ func TestKilledWriter(t *testing.T) {
 	}
 	wantNoTmp(t, s)
 	for seed, d := range written {
-		wantContent(t, s, d, image(uint64(seed), 4<<20))
+		wantContent(t, s, d, image(uint64(seed), 2<<20))
 	}
 	if _, err := s.Sweep(t.Context(), rootsOf()); err != nil {
 		t.Fatal(err)
@@ -105,7 +106,9 @@ func TestFullDisk(t *testing.T) {
 	}
 	small := image(1, 1<<20)
 	kept := put(t, s, small, nil, Digest{})
-	_, err = s.Write(t.Context(), specOf(t, image(2, 32<<20), nil))
+	large := make([]byte, 6<<20)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(large)
+	_, err = s.Write(t.Context(), specOf(t, large, nil))
 	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "full") || !strings.Contains(err.Error(), dir) {
 		t.Errorf("got %v, want a full disk, and which", err)
 	}

@@ -148,12 +148,12 @@ func wantNoTmp(t *testing.T, s *Store) {
 
 func TestRoundTrip(t *testing.T) {
 	s := openStore(t)
-	root := image(1, 34<<20)
+	root := image(1, 18<<20)
 	a := put(t, s, root, nil, Digest{})
 
 	child := bytes.Clone(root)
-	copy(child[5<<20:], image(2, 3<<20))
-	clear(child[20<<20 : 22<<20])
+	copy(child[15<<20:], image(2, 3<<20))
+	clear(child[2<<20 : 4<<20])
 	b := put(t, s, child, root, a.Digest)
 
 	same := put(t, s, child, child, b.Digest) // an empty layer is a layer
@@ -226,7 +226,7 @@ func TestWriteRefuses(t *testing.T) {
 }
 
 func TestDamageIsRefused(t *testing.T) {
-	content := image(3, 4<<20)
+	content := image(3, 2<<20)
 	rewrite := func(change func([]byte) []byte) func(*testing.T, string) {
 		return func(t *testing.T, path string) {
 			t.Helper()
@@ -268,7 +268,7 @@ func TestDamageIsRefused(t *testing.T) {
 	}
 	t.Run("every byte of a map", func(t *testing.T) {
 		s := openStore(t)
-		info := put(t, s, content[:1<<20], nil, Digest{})
+		info := put(t, s, content[:256<<10], nil, Digest{})
 		intact, err := os.ReadFile(s.mapPath(info.Digest))
 		if err != nil {
 			t.Fatal(err)
@@ -291,7 +291,7 @@ func TestDamageIsRefused(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		bomb := e.EncodeAll(make([]byte, 256<<20), nil)
+		bomb := e.EncodeAll(make([]byte, 64<<20), nil)
 		if err := errors.Join(e.Close(), os.WriteFile(files(t, s, "chunks")[0], bomb, 0o600)); err != nil {
 			t.Fatal(err)
 		}
@@ -301,7 +301,7 @@ func TestDamageIsRefused(t *testing.T) {
 			t.Errorf("got %v, want ErrCorrupt", err)
 		}
 		runtime.ReadMemStats(&after)
-		if n := after.TotalAlloc - before.TotalAlloc; n > 64<<20 {
+		if n := after.TotalAlloc - before.TotalAlloc; n > 32<<20 {
 			t.Errorf("reading it allocated %d bytes", n)
 		}
 	})
@@ -318,7 +318,7 @@ func TestDamageIsRefused(t *testing.T) {
 	t.Run("parent missing", func(t *testing.T) {
 		s := openStore(t)
 		root := put(t, s, content, nil, Digest{})
-		child := put(t, s, image(4, 4<<20), content, root.Digest)
+		child := put(t, s, image(4, 2<<20), content, root.Digest)
 		if err := os.Remove(s.mapPath(root.Digest)); err != nil {
 			t.Fatal(err)
 		}
@@ -362,7 +362,7 @@ func TestIntactChunksAreReused(t *testing.T) {
 
 func TestConcurrentWritesOfTheSame(t *testing.T) {
 	s := openStore(t)
-	content := image(6, 8<<20)
+	content := image(6, 2<<20)
 	spec := specOf(t, content, nil)
 	var wg sync.WaitGroup
 	digests := make([]Digest, 8)
@@ -398,7 +398,7 @@ func (s source) ReadAt(p []byte, off int64) (int, error) {
 
 func TestCancelledWriteLeavesNoLayer(t *testing.T) {
 	s := openStore(t)
-	spec := specOf(t, image(7, 32<<20), nil)
+	spec := specOf(t, image(7, 8<<20), nil)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("the user went away")
 	spec.From = source{spec.From.(*bytes.Reader), func() { cancel(why) }}
