@@ -1,0 +1,43 @@
+// Command forkd is the command line, the daemon and everything else that runs on the host.
+package main
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"forkd.dev/forkd/internal/cli"
+	"forkd.dev/forkd/internal/daemon"
+	"forkd.dev/forkd/internal/layout"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+func main() {
+	os.Exit(run())
+}
+
+func run() int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	self, err := os.Executable()
+	if err != nil {
+		self = os.Args[0]
+	}
+	app := &cli.App{
+		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv, Version: version, Self: self, Serve: serve,
+	}
+	return app.Main(ctx, os.Args[1:])
+}
+
+// serve is given to the command line as a function: it knows the daemon only through its API otherwise.
+func serve(ctx context.Context, home layout.Home, log *slog.Logger, ready func()) error {
+	cfg := daemon.Config{Home: home, Version: version, Log: log}
+	if err := cfg.FromEnv(os.Getenv); err != nil {
+		return err
+	}
+	return daemon.Run(ctx, cfg, ready)
+}

@@ -1,0 +1,228 @@
+package e2e
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/testenv"
+)
+
+func TestExec(t *testing.T) {
+	f := shared(t)
+	id := f.one()
+	tests := []struct {
+		name   string
+		args   []string
+		stdin  string
+		stdout string
+		code   int
+	}{
+		{"output and code", []string{"--", "sh", "-c", "echo hi; exit 3"}, "", "hi\n", 3},
+		{"signal", []string{"--", "sh", "-c", "kill -9 $$"}, "", "", 137},
+		{"stdin", []string{"-i", "--", "cat"}, "through\n", "through\n", 0},
+		{"no stdin", []string{"--", "cat"}, "not passed on", "", 0},
+		{"environment", []string{"-e", "A=b c", "--", "printenv", "A"}, "", "b c\n", 0},
+		{"directory", []string{"-w", "/usr", "--", "pwd"}, "", "/usr\n", 0},
+		{"arguments are kept", []string{"--", "printf", "%s|", "a b", "", "*"}, "", "a b||*|", 0},
+		{"binary output", []string{"--", "printf", `\000\377`}, "", "\x00\xff", 0},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			f := &forkd{t, f.bin, f.home, f.env}
+			r := f.tryIn(strings.NewReader(tt.stdin), append([]string{"exec", id}, tt.args...)...)
+			if r.stdout != tt.stdout || r.code != tt.code {
+				t.Errorf("got %q, code %d, want %q, %d; stderr %q", r.stdout, r.code, tt.stdout, tt.code, r.stderr)
+			}
+		})
+	}
+}
+
+func TestExecFailures(t *testing.T) {
+	f := shared(t)
+	id := f.one()
+	tests := []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"unknown sandbox", []string{"exec", "sbnosuchsandbox", "--", "true"}, "not found"},
+		{"no such program", []string{"exec", id, "--", "/no/such"}, "/no/such"},
+		{"no such directory", []string{"exec", id, "-w", "/no/such", "--", "true"}, "/no/such"},
+		{"no such user", []string{"exec", id, "-u", "nobodyhere", "--", "true"}, "nobodyhere"},
+		{"unknown snapshot", []string{"run", "nosuchtag", "--", "true"}, "not found"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := f.try(tt.args...)
+			if r.code != 125 || !strings.Contains(r.stderr, tt.want) {
+				t.Errorf("code %d, stderr %q; want 125 and %q", r.code, r.stderr, tt.want)
+			}
+		})
+	}
+	t.Run("time limit", func(t *testing.T) {
+		r := f.try("exec", id, "--timeout", "500ms", "--", "sleep", "100")
+		if r.code != 137 {
+			t.Errorf("code %d, stderr %q; want 137", r.code, r.stderr)
+		}
+	})
+}
+
+func TestEval(t *testing.T) {
+	f := shared(t)
+	id := f.one()
+	tests := []struct {
+		code, stdout, stderr string
+		exit                 int
+	}{
+		{"1+1", "2\n", "", 0},
+		{"x = 5", "", "", 0},
+		{"x * 2", "10\n", "", 0},
+		{"None", "", "", 0},
+		{"'a\\nb'", "'a\\nb'\n", "", 0},
+		{"print('p'); 3", "p\n3\n", "", 0},
+		{"import sys; _ = sys.stderr.write('e\\n')", "", "e\n", 0},
+		{"1/0", "", "ZeroDivisionError: division by zero", 1},
+		{"x +", "", "SyntaxError", 1},
+		{"def f():\n    return 4\nf()", "4\n", "", 0},
+		{"numpy.arange(3)", "array([0, 1, 2])\n", "", 0},
+	}
+	for _, tt := range tests {
+		r := f.try("eval", id, tt.code)
+		if r.stdout != tt.stdout || r.code != tt.exit || !strings.Contains(r.stderr, tt.stderr) {
+			t.Errorf("eval %q: %+v; want %q, stderr with %q, code %d", tt.code, r, tt.stdout, tt.stderr, tt.exit)
+		}
+	}
+	t.Run("published form", func(t *testing.T) {
+		if got := f.run("eval", "--child", id, "--", "x * 3"); got != "15\n" {
+			t.Errorf("eval --child printed %q", got)
+		}
+	})
+	t.Run("json", func(t *testing.T) {
+		var res api.EvalResponse
+		f.json(&res, "eval", id, "print('o'); x")
+		if res.Result == nil || *res.Result != "5" || res.Stdout != "o\n" {
+			t.Errorf("eval --json: %+v", res)
+		}
+	})
+	t.Run("time limit", func(t *testing.T) {
+		r := f.try("eval", "--timeout", "300ms", id, "while True: pass")
+		if r.code != 1 {
+			t.Errorf("code %d, stderr %q", r.code, r.stderr)
+		}
+		if got := f.eval(id, "x"); got != "5" {
+			t.Errorf("after the interruption x is %q", got)
+		}
+	})
+}
+
+// TestBigFileBothWays: constant memory on both sides shows as a guest and a daemon that stay small; the digest shows
+// that nothing was lost.
+func TestBigFileBothWays(t *testing.T) {
+	f := shared(t)
+	id := f.one()
+	megabytes := 128
+	if testenv.Soak() {
+		megabytes = 1024
+	}
+	dir := t.TempDir()
+	src, want := randomFile(t, filepath.Join(dir, "src"), megabytes)
+	f.run("cp", src, id+":/root/big")
+	f.run("cp", id+":/root/big", filepath.Join(dir, "back"))
+	back, err := os.Open(filepath.Join(dir, "back"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer back.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, back); err != nil {
+		t.Fatal(err)
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != want {
+		t.Errorf("the file came back with digest %s, want %s", got, want)
+	}
+	if rss := f.run("exec", id, "--", "sh", "-c", "awk '/VmHWM/ {print $2}' /proc/1/status"); len(rss) > len("65536\n") {
+		t.Errorf("the agent's memory reached %s KiB", strings.TrimSpace(rss))
+	}
+}
+
+func randomFile(t *testing.T, path string, megabytes int) (string, string) {
+	t.Helper()
+	w, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.New()
+	r := rand.NewChaCha8([32]byte{1})
+	if _, err := io.CopyN(io.MultiWriter(w, sum), r, int64(megabytes)<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path, hex.EncodeToString(sum.Sum(nil))
+}
+
+func TestCopyDirectories(t *testing.T) {
+	f := shared(t)
+	id := f.one()
+	dir := t.TempDir()
+	src := filepath.Join(dir, "tree")
+	for _, err := range []error{
+		os.MkdirAll(filepath.Join(src, "sub"), 0o755), os.WriteFile(filepath.Join(src, "sub", "run"), []byte("#!/bin/sh\necho ran\n"), 0o755),
+		os.WriteFile(filepath.Join(src, "data"), []byte("d"), 0o640), os.Symlink("sub/run", filepath.Join(src, "link")),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := f.try("cp", src, id+":/root/"); r.code != 2 || !strings.Contains(r.stderr, "-r") {
+		t.Errorf("copying a directory without -r: %+v", r)
+	}
+	f.run("cp", "-r", src, id+":/root/")
+	if got := f.run("exec", id, "--", "/root/tree/link"); got != "ran\n" {
+		t.Errorf("the copied link runs to %q", got)
+	}
+	f.run("cp", "-r", id+":/root/tree", filepath.Join(dir, "back"))
+	info, err := os.Stat(filepath.Join(dir, "back", "data"))
+	if err != nil || info.Mode().Perm() != 0o640 {
+		t.Errorf("data came back as %v, %v", info, err)
+	}
+	if target, err := os.Readlink(filepath.Join(dir, "back", "link")); err != nil || target != "sub/run" {
+		t.Errorf("the link came back as %q, %v", target, err)
+	}
+}
+
+func TestMuchOutput(t *testing.T) {
+	f := shared(t)
+	id := f.one()
+	const lines = 400_000
+	out := f.run("exec", id, "--", "seq", fmt.Sprint(lines))
+	if got := strings.Count(out, "\n"); got != lines || !strings.HasSuffix(out, fmt.Sprintf("\n%d\n", lines)) {
+		t.Errorf("got %d lines, want %d", got, lines)
+	}
+}
+
+// TestTree: image, snapshot and sandbox hang together.
+func TestTree(t *testing.T) {
+	f := shared(t)
+	id := f.one()
+	out := f.run("tree")
+	for _, want := range []string{"image python-numpy@", "└─ snapshot python-numpy", "sandbox " + id} {
+		if !strings.Contains(out, want) {
+			t.Errorf("tree lacks %q:\n%s", want, out)
+		}
+	}
+	var nodes []api.TreeNode
+	if err := json.Unmarshal([]byte(f.run("--json", "tree")), &nodes); err != nil || len(nodes) == 0 {
+		t.Errorf("tree --json: %v", err)
+	}
+}

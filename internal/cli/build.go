@@ -1,0 +1,164 @@
+package cli
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/client"
+	"forkd.dev/forkd/internal/image"
+	"forkd.dev/forkd/recipes"
+)
+
+func (a *App) build() *cobra.Command {
+	var opts client.BuildOptions
+	cmd := &cobra.Command{
+		Use: "build RECIPE -t TAG", Short: "Make a snapshot from a recipe: build the image, boot, warm up, freeze",
+		Long: "Make a snapshot from a recipe: a directory with a recipe.yaml, such a file itself, or the name of one that\n" +
+			"comes with forkd (" + strings.Join(recipes.Names(), ", ") + "). Needs no root. What is already built is used.",
+		Example: "  forkd build recipes/python-numpy -t python-numpy\n  forkd build ./my-recipe -t mine --replace",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, name, err := openRecipe(args[0])
+			if err != nil {
+				return err
+			}
+			if opts.Tag == "" {
+				return usage("name the snapshot with -t TAG")
+			}
+			if opts.Kernel != "" {
+				if opts.Kernel, err = filepath.Abs(opts.Kernel); err != nil {
+					return err
+				}
+			}
+			c, err := a.connect(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			snap, err := a.doBuild(cmd.Context(), c, dir, name, opts)
+			if err != nil {
+				return err
+			}
+			return a.print(snap, func(w io.Writer) error {
+				_, err := fmt.Fprintln(w, snap.Tag)
+				return err
+			})
+		},
+	}
+	cmd.Flags().StringVarP(&opts.Tag, "tag", "t", "", "name of the snapshot")
+	cmd.Flags().StringVar(&opts.Kernel, "kernel", "", "boot this kernel instead of Debian's")
+	cmd.Flags().BoolVar(&opts.Replace, "replace", false, "build anew, and replace a snapshot of that tag")
+	return cmd
+}
+
+// openRecipe finds a recipe: a directory, a file, or the name of one that comes with forkd.
+func openRecipe(arg string) (dir fs.FS, file string, err error) {
+	info, err := os.Stat(arg)
+	switch {
+	case err == nil && info.IsDir():
+		return os.DirFS(arg), "recipe.yaml", nil
+	case err == nil:
+		return os.DirFS(filepath.Dir(arg)), filepath.Base(arg), nil
+	case !errors.Is(err, fs.ErrNotExist):
+		return nil, "", err
+	}
+	if sub, ok := recipes.Find(arg); ok {
+		return sub, "recipe.yaml", nil
+	}
+	return nil, "", &hinted{fmt.Errorf("recipe %s: no such file or directory", arg),
+		"a directory with a recipe.yaml, or one of: " + strings.Join(recipes.Names(), ", ")}
+}
+
+// doBuild sends the recipe with the files it names and prints progress.
+func (a *App) doBuild(ctx context.Context, c *client.Client, dir fs.FS, file string, opts client.BuildOptions) (*api.Snapshot, error) {
+	text, err := fs.ReadFile(dir, file)
+	if err != nil {
+		return nil, err
+	}
+	recipe, err := image.ParseRecipe(file, text)
+	if err != nil {
+		return nil, err
+	}
+	r, w := io.Pipe()
+	go func() { _ = w.CloseWithError(packRecipe(w, dir, text, recipe)) }()
+	defer r.Close()
+	return c.Build(ctx, opts, r, a.printEvent)
+}
+
+func (a *App) printEvent(e api.BuildEvent) {
+	mark := ""
+	if e.Cached {
+		mark = " (cached)"
+	}
+	a.progress("%s  %-9s %s%s", e.Time.Local().Format("15:04:05"), e.Step, printable(e.Message), mark)
+}
+
+// packRecipe writes the recipe and only the files it names: its directory may hold anything.
+func packRecipe(w io.Writer, dir fs.FS, text []byte, recipe *image.Recipe) error {
+	t := tar.NewWriter(w)
+	if err := t.WriteHeader(&tar.Header{Name: "recipe.yaml", Size: int64(len(text)), Mode: 0o644, Typeflag: tar.TypeReg}); err != nil {
+		return err
+	}
+	if _, err := t.Write(text); err != nil {
+		return err
+	}
+	var sources []string
+	for _, f := range recipe.Files {
+		if f.Source != "" {
+			sources = append(sources, f.Source)
+		}
+	}
+	if recipe.Warmup != nil && recipe.Warmup.CodeFile != "" {
+		sources = append(sources, recipe.Warmup.CodeFile)
+	}
+	sent := map[string]bool{}
+	for _, src := range sources {
+		if err := packSource(t, dir, src, sent); err != nil {
+			return err
+		}
+	}
+	return t.Close()
+}
+
+func packSource(t *tar.Writer, dir fs.FS, src string, sent map[string]bool) error {
+	return fs.WalkDir(dir, src, func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return fmt.Errorf("recipe file: %w", err)
+		}
+		if sent[name] {
+			return nil
+		}
+		sent[name] = true
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		switch {
+		case d.IsDir():
+			return t.WriteHeader(&tar.Header{Name: name + "/", Mode: 0o755, Typeflag: tar.TypeDir})
+		case !info.Mode().IsRegular():
+			return fmt.Errorf("recipe file %s is neither a file nor a directory", name)
+		}
+		f, err := dir.Open(name)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		h := &tar.Header{Name: name, Size: info.Size(), Mode: int64(info.Mode().Perm()), Typeflag: tar.TypeReg}
+		if err := t.WriteHeader(h); err != nil {
+			return err
+		}
+		_, err = io.CopyN(t, f, info.Size())
+		return err
+	})
+}

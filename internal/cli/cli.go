@@ -1,0 +1,215 @@
+// Package cli is the command line: one file a verb, each a thin client of the daemon. Results go to standard output,
+// progress and errors to standard error. It reaches the daemon through package client only, and starts one in the
+// background when none answers.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/layout"
+)
+
+// Exit codes. exec, run and shell give the guest's own code instead of 0 and 1, and exitForkd when forkd itself failed.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+	exitForkd  = 125
+)
+
+// App is what a run of the command line depends on.
+type App struct {
+	In       *os.File
+	Out, Err io.Writer
+	Getenv   func(string) string
+	Version  string
+	Self     string // path of this program, to start a daemon with
+
+	// Serve runs a daemon until ctx ends, and calls ready once it answers.
+	Serve func(ctx context.Context, home layout.Home, log *slog.Logger, ready func()) error
+
+	home        string
+	json        bool
+	noAutostart bool
+}
+
+// Main runs one command and returns its exit code.
+func (a *App) Main(ctx context.Context, args []string) int {
+	root := a.root()
+	root.SetArgs(args)
+	root.SetIn(a.In)
+	root.SetOut(a.Out)
+	root.SetErr(a.Err)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return 0
+	}
+	if code, ok := errors.AsType[guestExit](err); ok {
+		return int(code)
+	}
+	if quiet, ok := errors.AsType[silent](err); ok {
+		return int(quiet)
+	}
+	a.explain(cmd, err)
+	if _, ok := errors.AsType[*usageError](err); ok {
+		return exitUsage
+	}
+	if cmd.Annotations[guestCode] != "" {
+		return exitForkd
+	}
+	return exitFailed
+}
+
+// guestCode marks verbs whose exit code is the guest's.
+const guestCode = "guest-exit-code"
+
+// guestExit is the code of a program in the guest; nothing is printed.
+type guestExit int
+
+func (e guestExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// silent ends with a code when everything has been said already.
+type silent int
+
+func (e silent) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// usageError is a command line that cannot be meant.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usage(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+
+// hinted is an error of the command line's own with advice.
+type hinted struct {
+	err error
+	try string
+}
+
+func (e *hinted) Error() string { return e.err.Error() }
+func (e *hinted) Unwrap() error { return e.err }
+
+// explain prints what went wrong and what to try.
+func (a *App) explain(cmd *cobra.Command, err error) {
+	var console, try string
+	if e, ok := errors.AsType[*api.Error](err); ok {
+		console, try = e.Console, e.Hint
+	}
+	if e, ok := errors.AsType[*hinted](err); ok {
+		try = e.try
+	}
+	if _, ok := errors.AsType[*usageError](err); ok && try == "" {
+		try = cmd.CommandPath() + " --help"
+	}
+	if console != "" {
+		fmt.Fprintf(a.Err, "--- the guest's console, last lines ---\n%s\n---\n", printable(lastLines(console, 40)))
+	}
+	fmt.Fprintf(a.Err, "forkd: %s\n", printable(err.Error()))
+	if try != "" {
+		fmt.Fprintf(a.Err, "try: %s\n", printable(try))
+	}
+}
+
+// printable keeps a guest or a file name from steering the user's terminal.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || r >= 0x20 && r != 0x7f && (r < 0x80 || r > 0x9f) {
+			return r
+		}
+		return -1
+	}, s)
+}
+
+func lastLines(s string, n int) string {
+	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
+	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+}
+
+func (a *App) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "forkd",
+		Short: "Warm one microVM, freeze it, fork as many isolated children as wanted",
+		Long: "forkd boots one virtual machine, warms it (runtime started, libraries imported), freezes it as a snapshot,\n" +
+			"and forks children from it that answer in milliseconds, each isolated, each with an identity of its own.\n\n" +
+			"First steps:  forkd quickstart",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          a.noVerb,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.PersistentFlags().StringVar(&a.home, "home", "", "directory for all state of a daemon (environment: FORKD_HOME)")
+	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the API's objects as JSON")
+	root.PersistentFlags().BoolVar(&a.noAutostart, "no-autostart", false, "do not start a daemon when none answers")
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.CompletionOptions.HiddenDefaultCmd = false
+	root.AddCommand(
+		a.quickstart(), a.doctor(), a.build(), a.images(), a.run(), a.fork(), a.ls(), a.inspect(), a.exec(), a.shell(),
+		a.eval(), a.cp(), a.logs(), a.kill(), a.snapshots(), a.snapshotInfo(), a.rmi(), a.tree(), a.bench(), a.serve(),
+		a.daemon(), a.version(),
+	)
+	for _, c := range root.Commands() {
+		wrapArgs(c)
+	}
+	return root
+}
+
+// noVerb turns a mistyped verb into a usage error with the nearest names.
+func (a *App) noVerb(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	err := usage("unknown command %q", args[0])
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		return &hinted{err, "forkd " + strings.Join(near, ", or forkd ")}
+	}
+	return err
+}
+
+// wrapArgs makes wrong numbers of arguments usage errors.
+func wrapArgs(c *cobra.Command) {
+	if check := c.Args; check != nil {
+		c.Args = func(cmd *cobra.Command, args []string) error {
+			if err := check(cmd, args); err != nil {
+				return usage("%w\nusage: %s", err, cmd.UseLine())
+			}
+			return nil
+		}
+	}
+	for _, sub := range c.Commands() {
+		wrapArgs(sub)
+	}
+}
+
+// layout finds the home of the daemon to use or start.
+func (a *App) layout() (layout.Home, error) {
+	explicit := a.home
+	if explicit == "" {
+		explicit = a.Getenv("FORKD_HOME")
+	}
+	return layout.Find(explicit, os.Getuid(), a.Getenv)
+}
+
+// print writes v as JSON when asked to, and calls text otherwise.
+func (a *App) print(v any, text func(w io.Writer) error) error {
+	if !a.json {
+		return text(a.Out)
+	}
+	e := json.NewEncoder(a.Out)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+func (a *App) progress(format string, args ...any) {
+	fmt.Fprintf(a.Err, format+"\n", args...)
+}

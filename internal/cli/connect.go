@@ -1,0 +1,142 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/client"
+	"forkd.dev/forkd/internal/layout"
+	"forkd.dev/forkd/internal/proc"
+)
+
+// connect returns a client of a daemon that answers, starting one if it may.
+func (a *App) connect(ctx context.Context) (*client.Client, error) {
+	if host := a.Getenv("FORKD_HOST"); host != "" {
+		c, err := client.New(host)
+		if err != nil {
+			return nil, usage("FORKD_HOST: %w", err)
+		}
+		if _, err := c.Version(ctx); err != nil {
+			return nil, &hinted{err, "start that daemon, or unset FORKD_HOST"}
+		}
+		return c, nil
+	}
+	home, err := a.layout()
+	if err != nil {
+		return nil, err
+	}
+	c, err := client.New("unix://" + home.Socket)
+	if err != nil {
+		return nil, err
+	}
+	_, err = c.Version(ctx)
+	if err == nil || !errors.Is(err, client.ErrNoDaemon) {
+		return c, err
+	}
+	if a.noAutostart {
+		return nil, &hinted{err, "forkd daemon start"}
+	}
+	if err := a.startDaemon(ctx, home); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// readyFD is where a daemon in the background reports: "ok", or its error.
+const readyFD = 3
+
+const startTimeout = 60 * time.Second
+
+// startDaemon starts a daemon in the background and returns when it answers. The daemon says so itself, through a
+// pipe: end of file without a word means that it died.
+func (a *App) startDaemon(ctx context.Context, home layout.Home) error {
+	if err := home.Make(); err != nil {
+		return err
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("start a daemon: %w", err)
+	}
+	defer r.Close()
+	args := []string{"serve", "--background"}
+	if a.home != "" || a.Getenv("FORKD_HOME") != "" {
+		args = append([]string{"--home", home.Root}, args...)
+	}
+	_, err = proc.Start(ctx, &proc.Command{
+		Path: a.Self, Args: args, Env: os.Environ(), Dir: "/", Files: []*os.File{w},
+	})
+	_ = w.Close()
+	if err != nil {
+		return fmt.Errorf("start a daemon: %w", err)
+	}
+	stop := time.AfterFunc(startTimeout, func() { _ = r.Close() })
+	defer stop.Stop()
+	cancel := context.AfterFunc(ctx, func() { _ = r.Close() })
+	defer cancel()
+	word, err := io.ReadAll(r)
+	switch {
+	case string(word) == "ok":
+		return nil
+	case strings.Contains(string(word), "already running"):
+		return a.awaitOther(ctx, home)
+	case len(word) > 0:
+		return fmt.Errorf("start a daemon: %s", word)
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case err != nil:
+		return fmt.Errorf("start a daemon: it did not answer within %s; its log is %s", startTimeout, home.DaemonLog())
+	}
+	return fmt.Errorf("start a daemon: it ended at once; its log is %s", home.DaemonLog())
+}
+
+// awaitOther waits for a daemon that somebody else is starting at this moment.
+func (a *App) awaitOther(ctx context.Context, home layout.Home) error {
+	c, err := client.New("unix://" + home.Socket)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if _, err = c.Version(ctx); err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("another daemon holds %s but does not answer: %w", home.Root, err)
+		}
+	}
+}
+
+// elsewhere adds to an unknown tag which other daemons of this host have it.
+func elsewhere(err error, c *client.Client, tag string) error {
+	e, ok := errors.AsType[*api.Error](err)
+	if !ok || e.Code != api.CodeNotFound {
+		return err
+	}
+	var lines []string
+	for _, ad := range layout.WithTag(layout.Adverts(), tag, c.Address()) {
+		if _, err := url.Parse(ad.Host); err != nil {
+			continue
+		}
+		line := fmt.Sprintf("FORKD_HOST=%s forkd …", ad.Host)
+		if ad.UID != os.Getuid() && os.Getuid() != 0 {
+			line = "sudo " + line
+		}
+		lines = append(lines, line)
+	}
+	if len(lines) == 0 {
+		return err
+	}
+	return &hinted{err, "another daemon of this host has it: " + strings.Join(lines, "\n     or: ")}
+}

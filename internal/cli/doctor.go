@@ -1,0 +1,45 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"forkd.dev/forkd/api"
+)
+
+func (a *App) doctor() *cobra.Command {
+	return &cobra.Command{
+		Use: "doctor", Short: "Check what this host offers; exit code 1 if something needed is missing", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := a.connect(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			info, err := c.Host(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if err := a.print(info, func(w io.Writer) error { return printDoctor(w, info) }); err != nil {
+				return err
+			}
+			if !info.OK {
+				return silent(exitFailed)
+			}
+			return nil
+		},
+	}
+}
+
+func printDoctor(w io.Writer, info *api.HostInfo) error {
+	fmt.Fprintf(w, "%s, %d × %s, %s of memory, uid %d\n\n", info.Kernel, info.CPUs, info.CPUModel, size(info.MemoryBytes), info.UID)
+	for _, c := range info.Checks {
+		fmt.Fprintf(w, "%-4s  %-12s  %s\n", c.Status, c.Name, printable(c.Detail))
+		if c.Hint != "" {
+			fmt.Fprintf(w, "%20stry: %s\n", "", c.Hint)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,196 @@
+// Package daemon wires a forkd daemon: configuration → engine and host → listener, in this order, and takes them down
+// in the reverse. It decides nothing itself. The command line's `serve` calls Run.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/agentbin"
+	"forkd.dev/forkd/internal/engine/qemu"
+	"forkd.dev/forkd/internal/host"
+	"forkd.dev/forkd/internal/httpapi"
+	"forkd.dev/forkd/internal/layout"
+)
+
+// Config is everything a daemon can be told.
+type Config struct {
+	Home         layout.Home
+	Version      string
+	Accelerator  string // auto, tcg, kvm
+	MaxSandboxes int
+	HotMaxBytes  int64
+	Log          *slog.Logger
+}
+
+// FromEnv fills what the environment says. Every fault is named.
+func (c *Config) FromEnv(getenv func(string) string) error {
+	var errs []error
+	number := func(name string, low int64) int64 {
+		text := getenv(name)
+		if text == "" {
+			return 0
+		}
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || n < low {
+			errs = append(errs, fmt.Errorf("%s is %q: give a whole number, at least %d", name, text, low))
+		}
+		return n
+	}
+	c.MaxSandboxes = int(number("FORKD_MAX_SANDBOXES", 1))
+	c.HotMaxBytes = number("FORKD_HOT_MAX_BYTES", 1)
+	c.Accelerator = getenv("FORKD_ACCELERATOR")
+	switch c.Accelerator {
+	case "":
+		c.Accelerator = "auto"
+	case "auto", "tcg", "kvm":
+	default:
+		errs = append(errs, fmt.Errorf("FORKD_ACCELERATOR is %q: give auto, tcg or kvm", c.Accelerator))
+	}
+	return errors.Join(errs...)
+}
+
+// ErrRunning: another daemon has this home.
+var ErrRunning = errors.New("a daemon is already running")
+
+const stopTimeout = 30 * time.Second
+
+// Run serves until ctx ends. ready is called once the socket answers.
+func Run(ctx context.Context, cfg Config, ready func()) (err error) {
+	if err := cfg.Home.Make(); err != nil {
+		return err
+	}
+	lock, err := takeLock(cfg.Home)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, lock.Close()) }()
+	raiseFileLimit()
+
+	ad := advert{home: cfg.Home}
+	h, err := openHost(ctx, cfg, ad)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+		defer cancel()
+		err = errors.Join(err, h.Close(cleanup), ad.remove())
+	}()
+	listener, err := listen(ctx, cfg.Home)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, removeSocket(cfg.Home.Socket)) }()
+	if err := ad.write(h.Tags()); err != nil {
+		cfg.Log.Warn("not advertised to other users of this host", "error", err)
+	}
+	return serve(ctx, cfg, h, listener, ready)
+}
+
+func openHost(ctx context.Context, cfg Config, ad advert) (*host.Host, error) {
+	eng, err := qemu.New(qemu.Config{Accelerator: cfg.Accelerator})
+	if err != nil {
+		return nil, err
+	}
+	agent, err := agentbin.Agent(runtime.GOARCH)
+	if err != nil {
+		cfg.Log.Warn("no guest agent", "error", err) // doctor says so too; what needs it is refused
+	}
+	return host.Open(ctx, host.Config{
+		Home: cfg.Home, Engine: eng, Agent: agent, Log: cfg.Log, MaxSandboxes: cfg.MaxSandboxes, HotMaxBytes: cfg.HotMaxBytes,
+		Changed: func(tags []string) {
+			if err := ad.write(tags); err != nil {
+				cfg.Log.Warn("advertise tags", "error", err)
+			}
+		},
+	})
+}
+
+// takeLock makes this process the one daemon of its home. The kernel releases the lock when the process ends,
+// however it ends.
+func takeLock(home layout.Home) (*os.File, error) {
+	f, err := os.OpenFile(home.Lock(), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = f.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%w in %s", ErrRunning, home.Root)
+		}
+		return nil, fmt.Errorf("lock %s: %w", home.Root, err)
+	}
+	return f, nil
+}
+
+// raiseFileLimit lifts the soft limit to the hard one: a sandbox takes several descriptors, and the usual soft limit
+// of 1024 is for programs that use select. A refusal is shown by doctor.
+func raiseFileLimit() {
+	var lim unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil && lim.Cur < lim.Max {
+		lim.Cur = lim.Max
+		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
+	}
+}
+
+// listen takes the socket's place. Who holds the lock may remove a socket left by a daemon that was killed.
+func listen(ctx context.Context, home layout.Home) (net.Listener, error) {
+	if err := removeSocket(home.Socket); err != nil {
+		return nil, err
+	}
+	return layout.ListenSocket(ctx, home.Socket)
+}
+
+func removeSocket(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove socket: %w", err)
+	}
+	return nil
+}
+
+func serve(ctx context.Context, cfg Config, h *host.Host, l net.Listener, ready func()) error {
+	api := &httpapi.Server{
+		Host: h, Log: cfg.Log,
+		Version: api.VersionInfo{
+			Version: cfg.Version, API: api.Version, PID: os.Getpid(), Home: cfg.Home.Root, Socket: cfg.Home.Socket,
+		},
+	}
+	requests, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	server := &http.Server{
+		Handler: api.Handler(), ReadHeaderTimeout: 30 * time.Second,
+		BaseContext: func(net.Listener) context.Context { return requests },
+		ErrorLog:    slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(l) }()
+	cfg.Log.Info("serving", "socket", cfg.Home.Socket, "home", cfg.Home.Root, "pid", os.Getpid())
+	ready()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serve: %w", err)
+	case <-ctx.Done():
+	}
+	cfg.Log.Info("stopping")
+	// Calls into guests last as long as the guest likes: they are cut, not waited for.
+	cancel()
+	stopCtx, stop := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer stop()
+	if err := server.Shutdown(stopCtx); err != nil {
+		_ = server.Close()
+	}
+	<-failed
+	return nil
+}

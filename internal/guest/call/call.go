@@ -1,0 +1,234 @@
+// Package call makes the guest's calls out of wire streams: run a process, evaluate code, move files. It is the same
+// for the daemon, which opens streams on its own connection, and for package client, which opens them through the
+// daemon; both give it an Opener. It knows no transport.
+package call
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"forkd.dev/forkd/internal/guest/wire"
+)
+
+// Opener opens a stream for one call and sends its request.
+type Opener interface {
+	Open(ctx context.Context, method string, in any) (*wire.Stream, error)
+}
+
+// Unary makes a call with one message as its reply; out may be nil.
+func Unary(ctx context.Context, o Opener, method string, in, out any) error {
+	return with(ctx, o, method, in, func(s *wire.Stream) error {
+		for {
+			kind, payload, err := s.Recv()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if kind == wire.KindMessage && out != nil {
+				if err := json.Unmarshal(payload, out); err != nil {
+					return fmt.Errorf("decode reply of %s: %w", method, err)
+				}
+			}
+		}
+	})
+}
+
+// with opens a stream, closes it when done or when ctx ends, and reports a cancelled call as ctx's cause.
+func with(ctx context.Context, o Opener, method string, in any, use func(*wire.Stream) error) error {
+	s, err := o.Open(ctx, method, in)
+	if err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
+	defer stop()
+	defer s.Close()
+	if err := use(s); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	return nil
+}
+
+// Output is where a process's or evaluation's output goes. A nil writer discards.
+type Output struct {
+	Stdout, Stderr io.Writer
+}
+
+// ErrOutput wraps a failure of the writer that output goes to, as opposed to a failure of the call.
+var ErrOutput = errors.New("write output")
+
+func (o Output) write(kind wire.Kind, p []byte) error {
+	w := o.Stdout
+	if kind == wire.KindStderr {
+		w = o.Stderr
+	}
+	if w == nil {
+		return nil
+	}
+	if _, err := w.Write(p); err != nil {
+		return fmt.Errorf("%w: %w", ErrOutput, err)
+	}
+	return nil
+}
+
+// Started is told about a process that runs now: its pid, and a function that sends the next size of its terminal or
+// a signal while it runs.
+type Started func(pid uint32, s *wire.Stream)
+
+// Run starts a process, feeds it stdin (nil: none; then the request should say so too), and returns how it ended.
+func Run(ctx context.Context, o Opener, req wire.StartRequest, stdin io.Reader, out Output, started Started) (*wire.ProcessEnd, error) {
+	var end *wire.ProcessEnd
+	err := with(ctx, o, wire.MethodProcessStart, req, func(s *wire.Stream) error {
+		var err error
+		end, err = follow(s, req, stdin, out, started)
+		return err
+	})
+	return end, err
+}
+
+func follow(s *wire.Stream, req wire.StartRequest, stdin io.Reader, out Output, started Started) (*wire.ProcessEnd, error) {
+	for {
+		kind, payload, err := s.Recv()
+		if err != nil {
+			return nil, unexpected(err)
+		}
+		if kind != wire.KindMessage {
+			if err := out.write(kind, payload); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		var e wire.ProcessEvent
+		if err := json.Unmarshal(payload, &e); err != nil {
+			return nil, fmt.Errorf("decode process event: %w", err)
+		}
+		if e.End != nil {
+			return e.End, nil
+		}
+		if e.Start != nil {
+			if started != nil {
+				started(e.Start.PID, s)
+			}
+			feed(s, req, stdin)
+		}
+	}
+}
+
+// feed copies standard input in the background. Nobody waits for it: its reader may be a terminal, whose read cannot
+// be broken off; when the call ends its next write fails and it ends.
+func feed(s *wire.Stream, req wire.StartRequest, stdin io.Reader) {
+	if stdin == nil {
+		return
+	}
+	kind := wire.KindStdin
+	if req.PTY != nil {
+		kind = wire.KindPTY
+	}
+	go func() {
+		if err := send(s, kind, stdin); err == nil && kind == wire.KindStdin {
+			_ = s.HalfClose()
+		}
+	}()
+}
+
+func send(s *wire.Stream, kind wire.Kind, r io.Reader) error {
+	buf := make([]byte, wire.MaxPayload)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			if err := s.Send(kind, buf[:n]); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func unexpected(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// Eval evaluates code and returns what it gave.
+func Eval(ctx context.Context, o Opener, req wire.EvalRequest, out Output) (*wire.EvalResult, error) {
+	var res *wire.EvalResult
+	err := with(ctx, o, wire.MethodContextEval, req, func(s *wire.Stream) error {
+		for {
+			kind, payload, err := s.Recv()
+			if err != nil {
+				return unexpected(err)
+			}
+			if kind == wire.KindMessage {
+				res = &wire.EvalResult{}
+				return json.Unmarshal(payload, res)
+			}
+			if err := out.write(kind, payload); err != nil {
+				return err
+			}
+		}
+	})
+	return res, err
+}
+
+// Upload makes a call whose request is followed by data, and decodes the one message of its reply into out.
+func Upload(ctx context.Context, o Opener, method string, in any, data io.Reader, out any) error {
+	return with(ctx, o, method, in, func(s *wire.Stream) error {
+		sendErr := send(s, wire.KindData, data)
+		if sendErr == nil {
+			sendErr = s.HalfClose()
+		}
+		// The guest's refusal explains a broken send better than the send does.
+		for {
+			kind, payload, err := s.Recv()
+			if errors.Is(err, io.EOF) {
+				return sendErr
+			}
+			if guest, ok := errors.AsType[*wire.Error](err); ok {
+				return guest
+			}
+			if err != nil {
+				return errors.Join(sendErr, err)
+			}
+			if kind == wire.KindMessage && out != nil {
+				if err := json.Unmarshal(payload, out); err != nil {
+					return fmt.Errorf("decode reply of %s: %w", method, err)
+				}
+			}
+		}
+	})
+}
+
+// Download makes a call whose reply is data.
+func Download(ctx context.Context, o Opener, method string, in any, w io.Writer) error {
+	return with(ctx, o, method, in, func(s *wire.Stream) error {
+		for {
+			kind, payload, err := s.Recv()
+			if errors.Is(err, io.EOF) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if kind != wire.KindData {
+				continue
+			}
+			if _, err := w.Write(payload); err != nil {
+				return fmt.Errorf("%w: %w", ErrOutput, err)
+			}
+		}
+	})
+}

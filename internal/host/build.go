@@ -1,0 +1,292 @@
+package host
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"forkd.dev/forkd/internal/disk"
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/image"
+	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/store"
+	"forkd.dev/forkd/internal/undo"
+)
+
+// BuildSpec asks for a snapshot made from a recipe.
+type BuildSpec struct {
+	Tag     string
+	Recipe  []byte
+	Files   fs.FS  // the recipe's directory
+	Kernel  string // path of another kernel than Debian's
+	Replace bool   // a snapshot of that tag made from something else
+}
+
+// Event is one line of a build's progress.
+type Event struct {
+	Step, Message string
+	Cached        bool
+}
+
+const buildWhat = "build"
+
+// build is one build in progress.
+type build struct {
+	h        *Host
+	spec     BuildSpec
+	recipe   *image.Recipe
+	plan     *image.Plan
+	kernel   *image.Kernel
+	features *engine.Features
+	progress func(Event)
+}
+
+// Build makes a snapshot: image (or a cached one), boot, warm-up, freeze. All or nothing. Building the same recipe
+// again finds the snapshot that is there.
+func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) (SnapshotView, error) {
+	if err := lineage.CheckTag(spec.Tag); err != nil {
+		return SnapshotView{}, err
+	}
+	recipe, err := image.ParseRecipe("recipe.yaml", spec.Recipe)
+	if err != nil {
+		return SnapshotView{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	if recipe.Name == "" {
+		recipe.Name = spec.Tag
+	}
+	if total := totalMemory(); recipe.Machine.MemoryBytes > total {
+		return SnapshotView{}, hint(invalid("the recipe's machine has %s of memory, this host has %s", mib(recipe.Machine.MemoryBytes),
+			mib(total)), "set machine.memory in the recipe")
+	}
+	if n := runtime.NumCPU(); recipe.Machine.CPUs > n {
+		return SnapshotView{}, hint(invalid("the recipe's machine has %d cpus, this host has %d", recipe.Machine.CPUs, n),
+			"set machine.cpus in the recipe")
+	}
+	if len(h.cfg.Agent) == 0 {
+		return SnapshotView{}, hint(fmt.Errorf("%w: this forkd has no guest agent", ErrUnsupported), "build forkd with: make build")
+	}
+	release, err := h.hold(spec.Tag, buildWhat)
+	if err != nil {
+		return SnapshotView{}, err
+	}
+	defer release()
+	features, err := h.Features(ctx)
+	if err != nil {
+		return SnapshotView{}, err
+	}
+	b := &build{h: h, spec: spec, recipe: recipe, features: features, progress: progress}
+	m, err := b.run(ctx)
+	if err != nil {
+		return SnapshotView{}, fmt.Errorf("build %s: %w", spec.Tag, err)
+	}
+	return h.viewSnapshot(m), nil
+}
+
+func (b *build) say(step, format string, args ...any) {
+	b.progress(Event{Step: step, Message: fmt.Sprintf(format, args...)})
+}
+
+func (b *build) cached(step, format string, args ...any) {
+	b.progress(Event{Step: step, Message: fmt.Sprintf(format, args...), Cached: true})
+}
+
+func (b *build) run(ctx context.Context) (store.Snapshot, error) {
+	if err := b.resolve(ctx); err != nil {
+		return store.Snapshot{}, err
+	}
+	defer b.plan.Close()
+	if m, ok, err := b.existing(); ok || err != nil {
+		return m, err
+	}
+	img, err := b.image(ctx)
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	return b.snapshot(ctx, img)
+}
+
+// resolve finds packages and kernel.
+func (b *build) resolve(ctx context.Context) error {
+	cfg := image.Config{
+		Root: os.DirFS("/"), CacheDir: b.h.cfg.Home.Cache(), Arch: runtime.GOARCH, Now: time.Now,
+		Progress: func(what string, done, total int64) {
+			if done == total {
+				b.say("download", "%s", what)
+			}
+		},
+	}
+	b.say("packages", "resolving %s", b.recipe.Base)
+	plan, err := image.Resolve(ctx, b.recipe, b.spec.Files, cfg)
+	if err != nil {
+		return resolveError(err)
+	}
+	b.plan = plan
+	for _, note := range plan.Notes {
+		b.say("packages", "%s", note)
+	}
+	if b.spec.Kernel != "" {
+		b.kernel, err = image.KernelAt(b.spec.Kernel, "")
+	} else {
+		b.kernel, err = image.FetchKernel(ctx, cfg)
+	}
+	if err != nil {
+		plan.Close()
+		return resolveError(fmt.Errorf("find a kernel: %w", err))
+	}
+	return nil
+}
+
+// digest is everything that determines the snapshot.
+func (b *build) digest() string {
+	text, err := json.Marshal([]any{
+		string(b.spec.Recipe), b.plan.Digest, b.plan.WarmupCode, b.kernel.Digest, b.agent(), b.features.Format,
+	})
+	if err != nil {
+		panic(err) // strings and numbers always encode
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:])
+}
+
+func (b *build) agent() string {
+	sum := sha256.Sum256(b.h.cfg.Agent)
+	return hex.EncodeToString(sum[:])
+}
+
+// existing returns the snapshot of the tag if it is what this build would make.
+func (b *build) existing() (m store.Snapshot, found bool, err error) {
+	b.h.mu.Lock()
+	m, found = b.h.snapshots[b.spec.Tag]
+	b.h.mu.Unlock()
+	if !found {
+		return m, false, nil
+	}
+	if m.Source == b.digest() && !b.spec.Replace {
+		b.cached("snapshot", "%s is up to date", m.Tag)
+		return m, true, nil
+	}
+	if !b.spec.Replace {
+		return m, true, hint(fmt.Errorf("snapshot %s: %w, made from another recipe, kernel or forkd", m.Tag, store.ErrExists),
+			"forkd build … -t %s --replace, or another tag", m.Tag)
+	}
+	return m, false, b.h.replaceable(m)
+}
+
+// replaceable says whether nothing stands on a snapshot.
+func (h *Host) replaceable(m store.Snapshot) error {
+	v := h.viewSnapshot(m)
+	if len(v.Dependents) > 0 || v.Sandboxes > 0 {
+		return hint(fmt.Errorf("snapshot %s: %w: %d sandboxes and %d snapshots stand on it", m.Tag, ErrBusy, v.Sandboxes,
+			len(v.Dependents)), "end the sandboxes with: forkd kill --tag %s", m.Tag)
+	}
+	return nil
+}
+
+// snapshot boots, warms and freezes a machine of the image.
+func (b *build) snapshot(ctx context.Context, img store.Image) (store.Snapshot, error) {
+	base, err := b.h.hot.base(ctx, img.ID)
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	var u undo.Stack
+	defer u.Run()
+	dir, err := b.h.machineDir()
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	u.Add(func() { _ = os.RemoveAll(dir) })
+	overlay := filepath.Join(dir, "disk.qcow2")
+	if err := disk.CreateOverlay(overlay, base, "raw"); err != nil {
+		return store.Snapshot{}, fmt.Errorf("create disk: %w", err)
+	}
+	w, err := b.warm(ctx, dir, overlay, base)
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	u.Add(func() { _ = w.checkpoint.Memory.Close() })
+	m, err := b.keep(ctx, img, w, overlay, base)
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	u.Keep()
+	return m, os.RemoveAll(dir)
+}
+
+// keep stores a frozen machine and makes it known.
+func (b *build) keep(ctx context.Context, img store.Image, w *warmed, overlay, base string) (store.Snapshot, error) {
+	b.say("store", "storing %s of memory", mib(w.checkpoint.Memory.AllocatedBytes()))
+	// Until the record names the layers a sweep would take them for garbage.
+	release, err := b.h.layers.Hold(ctx)
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	defer release()
+	mem, err := memory.Save(ctx, b.h.layers, w.checkpoint.Memory, [32]byte{}, nil)
+	if err != nil {
+		return store.Snapshot{}, fmt.Errorf("store memory: %w", err)
+	}
+	dsk, err := disk.SaveOverlay(ctx, b.h.layers, overlay, img.Disk)
+	if err != nil {
+		return store.Snapshot{}, fmt.Errorf("store disk: %w", err)
+	}
+	m := store.Snapshot{
+		FormatVersion: store.FormatVersion, Tag: b.spec.Tag, CreatedAt: time.Now().UTC().Round(time.Millisecond),
+		Engine: w.checkpoint.Format, Image: img.ID, ImageDisk: img.Disk, Memory: mem.Digest, Disk: dsk.Digest,
+		MemoryOwn: mem.OwnBytes, DiskOwn: dsk.OwnBytes, Stored: mem.StoredBytes + dsk.StoredBytes,
+		Kernel: b.kernel.Version + " " + b.kernel.Digest, Agent: b.agent(), Protocol: w.protocol, Source: b.digest(),
+		Recipe: b.recipe.Name, RecipeText: string(b.spec.Recipe), Warm: w.what,
+		BootMS: w.boot.Seconds() * 1000, WarmMS: w.warm.Seconds() * 1000,
+	}
+	m.SetState(w.checkpoint.State)
+	if err := b.h.enterSnapshot(ctx, m, w.checkpoint.State, b.spec.Replace); err != nil {
+		return store.Snapshot{}, err
+	}
+	b.adopt(m, w, overlay, base)
+	return m, nil
+}
+
+// adopt keeps the memory and disk that are at hand for the first fork. Nothing is lost if that fails.
+func (b *build) adopt(m store.Snapshot, w *warmed, overlay, base string) {
+	hotDisk := b.h.cfg.Home.HotDisk(m.ID())
+	if errors.Join(os.Chmod(overlay, readOnly), os.Rename(overlay, hotDisk)) != nil {
+		_ = w.checkpoint.Memory.Close()
+		return
+	}
+	b.h.hot.adopt(m, w.checkpoint, hotDisk, base)
+}
+
+// enterSnapshot makes a snapshot durable and known, in place of an older one of its tag if that is allowed.
+func (h *Host) enterSnapshot(ctx context.Context, m store.Snapshot, state []byte, replace bool) error {
+	h.mu.Lock()
+	old, exists := h.snapshots[m.Tag]
+	h.mu.Unlock()
+	if exists && replace {
+		if err := h.replaceable(old); err != nil {
+			return err
+		}
+		h.hot.forget(old)
+		if err := h.store.RemoveSnapshot(m.Tag); err != nil {
+			return err
+		}
+		h.mu.Lock()
+		delete(h.snapshots, m.Tag)
+		h.mu.Unlock()
+	}
+	if err := h.store.AddSnapshot(ctx, m, state); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	h.snapshots[m.Tag] = m
+	h.mu.Unlock()
+	h.cfg.Changed(h.Tags())
+	return nil
+}

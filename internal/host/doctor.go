@@ -1,0 +1,184 @@
+package host
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/memory"
+)
+
+// CheckStatus is the verdict of one check.
+type CheckStatus string
+
+// Verdicts. A warning is something that works worse than it could; a failure stops builds or forks.
+const (
+	Pass CheckStatus = "pass"
+	Warn CheckStatus = "warn"
+	Fail CheckStatus = "fail"
+)
+
+// Check is one line of the doctor's report.
+type Check struct {
+	Name   string
+	Status CheckStatus
+	Detail string
+	Hint   string
+}
+
+// Report is what the host offers.
+type Report struct {
+	Checks       []Check
+	Features     *engine.Features // nil when the engine cannot be used
+	Kernel       string
+	CPUs         int
+	CPUModel     string
+	MemoryBytes  int64
+	UID          int
+	HotBytes     int64
+	HotMaxBytes  int64
+	SandboxesMax int
+}
+
+// Doctor checks everything a build or fork will need. It changes nothing.
+func (h *Host) Doctor(ctx context.Context) Report {
+	r := Report{
+		Kernel: kernelRelease(), CPUs: runtime.NumCPU(), CPUModel: cpuModel(), MemoryBytes: totalMemory(), UID: os.Getuid(),
+		HotMaxBytes: h.cfg.HotMaxBytes, SandboxesMax: h.cfg.MaxSandboxes,
+	}
+	h.hot.mu.Lock()
+	r.HotBytes = h.hot.bytes()
+	h.hot.mu.Unlock()
+	f, err := h.Features(ctx)
+	r.Features = f
+	r.Checks = append(engineChecks(f, err), memfdCheck(), h.memoryCheck(), h.diskCheck(), toolCheck(), h.agentCheck(), filesCheck())
+	return r
+}
+
+func engineChecks(f *engine.Features, err error) []Check {
+	if err != nil {
+		return []Check{{
+			"engine", Fail, err.Error(),
+			"install it: apt-get install qemu-system-x86 (amd64) or qemu-system-arm (arm64)",
+		}}
+	}
+	checks := []Check{{"engine", Pass, fmt.Sprintf("%s %s at %s, machine %s, CPU %s", f.Format.Engine, f.Format.Version, f.Binary,
+		f.Format.Machine, f.Format.CPUModel), ""}}
+	if f.KVMUsable {
+		checks = append(checks, Check{"kvm", Pass, f.AcceleratorReason, ""})
+	} else {
+		checks = append(checks, Check{
+			"kvm", Warn, f.AcceleratorReason,
+			"everything works under software emulation, about ten times slower in the guest; use a host with hardware " +
+				"virtualization, and access to /dev/kvm (group kvm), for speed",
+		})
+	}
+	if f.Confined != "" {
+		return append(checks, Check{"confinement", Pass, "VM processes are confined by " + f.Confined + " and seccomp", ""})
+	}
+	return append(checks, Check{
+		"confinement", Warn, "VM processes are confined by seccomp only: " + f.ConfinedReason,
+		"use a kernel (5.13 or newer) with Landlock enabled",
+	})
+}
+
+func memfdCheck() Check {
+	s, err := memory.NewScratch(1 << 20)
+	if err != nil {
+		return Check{"memfd", Fail, err.Error(), "use Linux 5.1 or newer"}
+	}
+	img, err := s.Seal()
+	if err != nil {
+		_ = s.Close()
+		return Check{"memfd", Fail, err.Error(), "use Linux 5.1 or newer"}
+	}
+	_ = img.Close()
+	return Check{"memfd", Pass, "memory images can be sealed", ""}
+}
+
+func (h *Host) memoryCheck() Check {
+	available, err := h.cfg.Available()
+	if err != nil {
+		return Check{"memory", Fail, err.Error(), "mount /proc"}
+	}
+	c := Check{"memory", Pass, fmt.Sprintf("%s available of %s", mib(available), mib(totalMemory())), ""}
+	if available < 1<<30 {
+		c.Status, c.Hint = Warn, "free some: the default parent needs 512 MiB and each child about 32 MiB"
+	}
+	return c
+}
+
+func (h *Host) diskCheck() Check {
+	var st unix.Statfs_t
+	if err := unix.Statfs(h.cfg.Home.Root, &st); err != nil {
+		return Check{"disk", Fail, err.Error(), "give another directory with --home"}
+	}
+	free := int64(st.Bavail) * st.Bsize
+	c := Check{"disk", Pass, fmt.Sprintf("%s free at %s", mib(free), h.cfg.Home.Root), ""}
+	switch {
+	case free < 1<<30:
+		c.Status, c.Hint = Fail, "free some space, or give another directory with --home"
+	case free < 4<<30:
+		c.Status, c.Hint = Warn, "building an image needs about 2 GiB"
+	}
+	return c
+}
+
+func toolCheck() Check {
+	for _, dir := range []string{"", "/usr/sbin/", "/sbin/"} {
+		if path, err := exec.LookPath(dir + "mke2fs"); err == nil {
+			return Check{"mke2fs", Pass, path, ""}
+		}
+	}
+	return Check{"mke2fs", Fail, "mke2fs is missing; builds need it to make file systems", "install it: apt-get install e2fsprogs"}
+}
+
+func (h *Host) agentCheck() Check {
+	if len(h.cfg.Agent) == 0 {
+		return Check{"agent", Fail, "this forkd was built without the guest agent; it can neither build nor fork", "build with: make build"}
+	}
+	return Check{"agent", Pass, fmt.Sprintf("%d KiB embedded", len(h.cfg.Agent)>>10), ""}
+}
+
+func filesCheck() Check {
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		return Check{"open files", Warn, err.Error(), ""}
+	}
+	const perSandbox = 8
+	c := Check{"open files", Pass, fmt.Sprintf("limit %d", lim.Cur), ""}
+	if lim.Cur < 100*perSandbox {
+		c.Status, c.Hint = Warn, "raise it (ulimit -n 65536): a sandbox takes about 8"
+	}
+	return c
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:])
+}
+
+func cpuModel() string {
+	f, err := os.Open("/proc/cpuinfo")
+	if err != nil {
+		return "unknown"
+	}
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		if name, value, ok := strings.Cut(lines.Text(), ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return runtime.GOARCH
+}

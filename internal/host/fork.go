@@ -1,0 +1,268 @@
+package host
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"forkd.dev/forkd/internal/disk"
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/guest"
+	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/store"
+	"forkd.dev/forkd/internal/undo"
+)
+
+// ForkSpec asks for children of a snapshot.
+type ForkSpec struct {
+	Tag         string
+	N           int
+	Labels      map[string]string
+	Env         map[string]string
+	TTL         time.Duration // 0: until killed
+	CPUs        int           // 0: the snapshot's
+	MemoryBytes int64
+}
+
+// ForkResult is one child, or why it is none.
+type ForkResult struct {
+	Index   int
+	Sandbox View
+	Err     error
+}
+
+// Fork makes n children. The error says why nothing was tried; what happened to each child is in the results. A
+// child is in the table, and so can be talked to, only after its agent has confirmed its new identity.
+func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
+	start := time.Now()
+	m, err := h.snapshot(spec.Tag)
+	if err != nil {
+		return nil, err
+	}
+	if err := spec.check(m); err != nil {
+		return nil, err
+	}
+	features, err := h.Features(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.Engine.Compatible(features.Format); err != nil {
+		return nil, fmt.Errorf("fork %s: %w", m.Tag, err)
+	}
+	done, err := h.admit(ctx, m, spec.N)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	hot, err := h.hot.acquire(ctx, m)
+	if err != nil {
+		return nil, fmt.Errorf("fork %s: %w", m.Tag, err)
+	}
+	defer h.hot.release(hot)
+
+	results := make([]ForkResult, spec.N)
+	slots := make(chan struct{}, h.cfg.Parallel)
+	var wg sync.WaitGroup
+	for i := range spec.N {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			results[i].Index = i
+			s, err := h.forkOne(ctx, spec, hot, i, start)
+			if err != nil {
+				results[i].Err = fmt.Errorf("fork child %d of %s: %w", i, m.Tag, err)
+				return
+			}
+			results[i].Sandbox = s.view()
+		})
+	}
+	wg.Wait()
+	return results, nil
+}
+
+func (spec ForkSpec) check(m store.Snapshot) error {
+	if spec.N < 1 || spec.N > MaxForkN {
+		return invalid("n is %d; a fork makes 1 to %d children", spec.N, MaxForkN)
+	}
+	if spec.CPUs != 0 && spec.CPUs != m.Engine.CPUs {
+		return hint(invalid("cpus: %d asked, but a fork has the machine of its snapshot, and %s has %d", spec.CPUs, m.Tag,
+			m.Engine.CPUs), "set machine.cpus in the recipe and build another snapshot")
+	}
+	if spec.MemoryBytes != 0 && spec.MemoryBytes != m.Engine.MemoryBytes {
+		return hint(invalid("memory: %s asked, but a fork has the machine of its snapshot, and %s has %s",
+			mib(spec.MemoryBytes), m.Tag, mib(m.Engine.MemoryBytes)), "set machine.memory in the recipe and build another snapshot")
+	}
+	if spec.TTL < 0 || spec.TTL > maxTTL {
+		return invalid("ttl is %s; allowed is 0 (until killed) to %s", spec.TTL, maxTTL)
+	}
+	if err := checkPairs("label", spec.Labels, maxLabels); err != nil {
+		return err
+	}
+	return checkEnv(spec.Env)
+}
+
+func checkPairs(what string, pairs map[string]string, most int) error {
+	if len(pairs) > most {
+		return invalid("%d %ss; at most %d are allowed", len(pairs), what, most)
+	}
+	for k, v := range pairs {
+		if k == "" || len(k) > 256 || len(v) > maxValue || hasControl(k) || strings.ContainsRune(v, 0) {
+			return invalid("%s %.40q: keys have 1 to 256 printable characters, values at most %d bytes and no NUL", what, k, maxValue)
+		}
+	}
+	return nil
+}
+
+func checkEnv(env map[string]string) error {
+	for k := range env {
+		if strings.ContainsRune(k, '=') {
+			return invalid("environment variable %.40q has = in its name", k)
+		}
+	}
+	return checkPairs("environment variable", env, maxEnv)
+}
+
+func hasControl(s string) bool {
+	return strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f })
+}
+
+// forkOne makes one child, or leaves nothing of it.
+func (h *Host) forkOne(ctx context.Context, spec ForkSpec, hot *hotImage, index int, start time.Time) (*sandbox, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	var u undo.Stack
+	defer u.Run()
+
+	id := newID()
+	dir, err := h.machineDir()
+	if err != nil {
+		return nil, err
+	}
+	u.Add(func() { _ = os.RemoveAll(dir) })
+	overlay := filepath.Join(dir, "disk.qcow2")
+	if err := disk.CreateOverlay(overlay, hot.disk, "qcow2"); err != nil {
+		return nil, fmt.Errorf("create disk: %w", err)
+	}
+	machine, err := h.cfg.Engine.Restore(ctx, &engine.Spec{
+		ID: id, Dir: dir, CPUs: hot.checkpoint.Format.CPUs, MemoryBytes: hot.checkpoint.Format.MemoryBytes,
+		Disk: engine.Disk{Path: overlay, Format: "qcow2", Backing: []string{hot.disk, hot.base}},
+	}, hot.checkpoint)
+	if err != nil {
+		return nil, fmt.Errorf("restore machine: %w", err)
+	}
+	u.Add(func() { _ = machine.Close() })
+	s := &sandbox{
+		id: id, tag: spec.Tag, index: index, count: spec.N, hostname: id, labels: maps.Clone(spec.Labels), created: time.Now(),
+		format: hot.checkpoint.Format, machine: machine, dir: dir, state: lineage.Running, generation: 1,
+	}
+	if err := s.awaken(ctx, spec); err != nil {
+		return nil, withConsole(err, machine.Console())
+	}
+	u.Add(func() { _ = s.conn.Close() })
+	s.ready = time.Since(start)
+	if err := h.enter(s, spec.TTL, hot); err != nil {
+		return nil, err
+	}
+	u.Keep()
+	return s, nil
+}
+
+// awaken gives the child its own identity and waits for the confirmation. Whatever fails here, the caller kills the
+// machine: a child that kept its parent's entropy must never run user code (invariant 4).
+func (s *sandbox) awaken(ctx context.Context, spec ForkSpec) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, awakenTimeout,
+		fmt.Errorf("the guest did not confirm its new identity within %s", awakenTimeout))
+	defer cancel()
+	// A machine that dies now would otherwise be waited for until the time-out.
+	ctx, dead := context.WithCancelCause(ctx)
+	defer dead(nil)
+	go func() {
+		select {
+		case <-s.machine.Done():
+			dead(fmt.Errorf("%w: %s", engine.ErrDead, deathReason(s.machine)))
+		case <-ctx.Done():
+		}
+	}()
+
+	conn, err := guest.Dial(ctx, s.machine.DialGuest, s.generation)
+	if err != nil {
+		return fmt.Errorf("reach the agent: %w", causeOr(ctx, err))
+	}
+	report, err := conn.Awaken(ctx, identity(s, spec.Env))
+	if err != nil {
+		return errors.Join(fmt.Errorf("awaken: %w", causeOr(ctx, err)), conn.Close())
+	}
+	s.conn, s.report = conn, report
+	return nil
+}
+
+func causeOr(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// identity is drawn from the host's generator for this child alone.
+func identity(s *sandbox, env map[string]string) *wire.AwakenRequest {
+	entropy := make([]byte, 128)
+	_, _ = rand.Read(entropy) // crypto/rand never fails: it aborts the program instead
+	machineID := make([]byte, 16)
+	_, _ = rand.Read(machineID)
+	return &wire.AwakenRequest{
+		SandboxID: s.id, SnapshotTag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname,
+		MachineID: hex.EncodeToString(machineID), BootID: newUUID(), Entropy: entropy, WallClock: time.Now(), Env: env,
+	}
+}
+
+func newID() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:])
+	return lineage.SandboxID(b)
+}
+
+func newUUID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:])
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80 // version 4, variant 1
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:16])
+}
+
+// machineDir makes a private directory of random name.
+func (h *Host) machineDir() (string, error) {
+	var b [12]byte
+	_, _ = rand.Read(b[:])
+	dir := filepath.Join(h.cfg.Home.Machines(), hex.EncodeToString(b[:]))
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", fmt.Errorf("make machine directory: %w", err)
+	}
+	return dir, nil
+}
+
+// enter puts an awakened child into the table and starts to watch it. The hot image gets one more user.
+func (h *Host) enter(s *sandbox, ttl time.Duration, hot *hotImage) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return ErrClosed
+	}
+	h.hot.retain(hot)
+	s.release = func() { h.hot.release(hot) }
+	if ttl > 0 {
+		s.expires = s.created.Add(ttl)
+		s.onEnd = time.AfterFunc(ttl, func() { h.expire(s.id) })
+	}
+	h.sandboxes[s.id] = s
+	h.wait.Go(func() { h.watch(s) })
+	return nil
+}

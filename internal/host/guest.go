@@ -1,0 +1,17 @@
+package host
+
+import (
+	"context"
+
+	"forkd.dev/forkd/internal/guest"
+)
+
+// Guest is the way into a sandbox: processes, files, contexts. The connection is shared; the caller does not close
+// it. It breaks when the machine ends.
+func (h *Host) Guest(ctx context.Context, id string) (*guest.Conn, error) {
+	s, err := h.find(id)
+	if err != nil {
+		return nil, err
+	}
+	return s.guest(ctx)
+}

@@ -1,0 +1,182 @@
+// Package host is the core of forkd: it owns snapshots, images and running sandboxes of one home directory, and does
+// every verb on them, one file a verb. It locks, admits, times out and cleans up; engines, memory, disks and guests
+// do the work below it and do not know it. Its users are the edges (httpapi, daemon). Its faults are tested with a
+// fake engine, its promises on real VMs.
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/layer"
+	"forkd.dev/forkd/internal/layout"
+	"forkd.dev/forkd/internal/store"
+)
+
+// Config is what a Host is made of; plain data and parts already built.
+type Config struct {
+	Home   layout.Home
+	Engine engine.Engine
+	Agent  []byte // the guest agent's program for the guest's architecture; empty: builds are refused
+	Log    *slog.Logger
+
+	MaxSandboxes int   // running at once; 0: 1000
+	HotMaxBytes  int64 // memory images kept ready; 0: half of the host's memory
+	Parallel     int   // children restored at once; 0: one a CPU, at least 2
+
+	// Changed is told the tags whenever they change. May be nil.
+	Changed func(tags []string)
+	// Available is the host's memory that can be had without swapping, in bytes. Nil: /proc/meminfo.
+	Available func() (int64, error)
+}
+
+// Limits of requests.
+const (
+	MaxForkN       = 1000
+	maxLabels      = 64
+	maxEnv         = 256
+	maxValue       = 32 << 10
+	maxTTL         = 366 * 24 * time.Hour
+	awakenTimeout  = 30 * time.Second // generous: a loaded host under software emulation answers late, a dead guest never
+	cleanupTimeout = 30 * time.Second
+)
+
+// Host is safe for concurrent use.
+type Host struct {
+	cfg    Config
+	log    *slog.Logger
+	layers *layer.Store
+	store  *store.Store
+	hot    *hotCache
+	wait   sync.WaitGroup // watchers and builds
+
+	probeMu  sync.Mutex
+	features *engine.Features
+
+	mu        sync.Mutex
+	snapshots map[string]store.Snapshot // by tag
+	images    map[string]store.Image    // by id
+	sandboxes map[string]*sandbox       // by id
+	forking   int                       // children admitted but not yet in sandboxes
+	busy      map[string]string         // tags a build or removal holds, and what for
+	closed    bool
+}
+
+// Open reads what is on disk and buries what an earlier daemon left running. It starts nothing. The caller holds the
+// home's lock: two hosts of one home would bury each other's machines.
+func Open(ctx context.Context, cfg Config) (*Host, error) {
+	cfg = withDefaults(cfg)
+	if err := cfg.Home.Make(); err != nil {
+		return nil, err
+	}
+	layers, err := layer.Open(cfg.Home.Layers())
+	if err != nil {
+		return nil, fmt.Errorf("open layers: %w", err)
+	}
+	h := &Host{
+		cfg: cfg, log: cfg.Log, layers: layers, store: store.New(cfg.Home),
+		snapshots: map[string]store.Snapshot{}, images: map[string]store.Image{}, sandboxes: map[string]*sandbox{},
+		busy: map[string]string{},
+	}
+	h.hot = newHotCache(h)
+	if err := h.bury(ctx); err != nil {
+		return nil, err
+	}
+	if err := h.load(); err != nil {
+		return nil, err
+	}
+	h.collect(ctx)
+	return h, nil
+}
+
+func withDefaults(cfg Config) Config {
+	if cfg.MaxSandboxes == 0 {
+		cfg.MaxSandboxes = 1000
+	}
+	if cfg.Available == nil {
+		cfg.Available = availableMemory
+	}
+	if cfg.HotMaxBytes == 0 {
+		cfg.HotMaxBytes = totalMemory() / 2
+	}
+	if cfg.Parallel == 0 {
+		cfg.Parallel = parallelism()
+	}
+	if cfg.Changed == nil {
+		cfg.Changed = func([]string) {}
+	}
+	return cfg
+}
+
+// load reads the records. Damaged ones are named in the log and left alone.
+func (h *Host) load() error {
+	snapshots, bad, err := h.store.Snapshots()
+	if err != nil {
+		return err
+	}
+	images, badImages, err := h.store.Images()
+	if err != nil {
+		return err
+	}
+	for _, err := range append(bad, badImages...) {
+		h.log.Warn("record left alone", "error", err)
+	}
+	for _, m := range images {
+		h.images[m.ID] = m
+	}
+	for _, m := range snapshots {
+		h.snapshots[m.Tag] = m
+	}
+	return nil
+}
+
+// Features probes the engine, once: the result of a conclusive probe does not change while the daemon lives.
+func (h *Host) Features(ctx context.Context) (*engine.Features, error) {
+	h.probeMu.Lock()
+	defer h.probeMu.Unlock()
+	if h.features != nil {
+		return h.features, nil
+	}
+	f, err := h.cfg.Engine.Probe(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("probe engine %s: %w", h.cfg.Engine.Name(), err)
+	}
+	h.features = f
+	return f, nil
+}
+
+// Close ends every sandbox and waits for all of the host's goroutines.
+func (h *Host) Close(ctx context.Context) error {
+	h.mu.Lock()
+	h.closed = true
+	var all []*sandbox
+	for id, s := range h.sandboxes {
+		all = append(all, s)
+		delete(h.sandboxes, id)
+	}
+	h.mu.Unlock()
+	errs := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, s := range all {
+		wg.Go(func() { errs[i] = s.end() })
+	}
+	wg.Wait()
+	h.wait.Wait()
+	h.hot.close()
+	return errors.Join(append(errs, context.Cause(ctx))...)
+}
+
+// TempDir makes a directory for a request's files; the caller removes it, and a daemon that died has its removed.
+func (h *Host) TempDir(prefix string) (string, error) {
+	dir, err := os.MkdirTemp(h.cfg.Home.Temp(), prefix)
+	if err != nil {
+		return "", fmt.Errorf("make temporary directory: %w", err)
+	}
+	return dir, nil
+}

@@ -1,0 +1,118 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/host"
+	"forkd.dev/forkd/internal/layer"
+	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/store"
+)
+
+// kinds maps what the layers below decided on to a code; the first match counts.
+func kinds() []struct {
+	is   error
+	code api.Code
+} {
+	return []struct {
+		is   error
+		code api.Code
+	}{
+		{layer.ErrCorrupt, api.CodeCorrupt},
+		{store.ErrCorrupt, api.CodeCorrupt},
+		{engine.ErrIncompatible, api.CodeIncompatible},
+		{engine.ErrUnavailable, api.CodeUnavailable},
+		{host.ErrExhausted, api.CodeExhausted},
+		{host.ErrInvalid, api.CodeInvalid},
+		{lineage.ErrName, api.CodeInvalid},
+		{host.ErrUnsupported, api.CodeUnsupported},
+		{host.ErrNotFound, api.CodeNotFound},
+		{store.ErrExists, api.CodeExists},
+		{host.ErrBusy, api.CodeBusy},
+		{lineage.ErrState, api.CodeWrongState},
+		{host.ErrClosed, api.CodeUnavailable},
+		{context.DeadlineExceeded, api.CodeTimeout},
+	}
+}
+
+// status is the one table from code to HTTP status.
+func status(code api.Code) int {
+	switch code {
+	case api.CodeInvalid:
+		return http.StatusBadRequest
+	case api.CodeNotFound:
+		return http.StatusNotFound
+	case api.CodeExists, api.CodeWrongState, api.CodeBusy, api.CodeIncompatible:
+		return http.StatusConflict
+	case api.CodeUnsupported:
+		return http.StatusNotImplemented
+	case api.CodeUnavailable:
+		return http.StatusServiceUnavailable
+	case api.CodeExhausted:
+		return http.StatusInsufficientStorage
+	case api.CodeTimeout:
+		return http.StatusGatewayTimeout
+	case api.CodeCorrupt, api.CodeInternal:
+		return http.StatusInternalServerError
+	}
+	return http.StatusInternalServerError
+}
+
+// guestCodes are the codes of the guest's own refusals.
+func guestCode(code string) api.Code {
+	switch code {
+	case wire.CodeInvalid:
+		return api.CodeInvalid
+	case wire.CodeNotFound:
+		return api.CodeNotFound
+	case wire.CodeExists:
+		return api.CodeExists
+	case wire.CodeUnimplemented:
+		return api.CodeUnsupported
+	case wire.CodeExhausted:
+		return api.CodeExhausted
+	case wire.CodePrecondition:
+		return api.CodeWrongState
+	case wire.CodeDeadline:
+		return api.CodeTimeout
+	case wire.CodeUnavailable:
+		return api.CodeUnavailable
+	}
+	return api.CodeInternal
+}
+
+// toAPI is an error as the client sees it.
+func toAPI(err error) *api.Error {
+	if e, ok := errors.AsType[*api.Error](err); ok {
+		e.Text = e.Message
+		return e
+	}
+	out := &api.Error{Text: err.Error(), Message: err.Error(), Code: api.CodeInternal}
+	if h, ok := errors.AsType[*host.Hint](err); ok {
+		out.Hint = h.Try
+	}
+	if c, ok := errors.AsType[*host.Console](err); ok {
+		out.Console = c.Tail
+	}
+	for _, k := range kinds() {
+		if errors.Is(err, k.is) {
+			out.Code = k.code
+			return out
+		}
+	}
+	if e, ok := errors.AsType[*wire.Error](err); ok {
+		out.Code = guestCode(e.Code)
+	}
+	return out
+}
+
+func writeError(w http.ResponseWriter, err error, id string) {
+	e := toAPI(err)
+	e.RequestID = id
+	_ = reply(w, status(e.Code), e) // a client that is gone cannot be told
+}

@@ -1,0 +1,229 @@
+package httpapi
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strings"
+	"time"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/host"
+)
+
+const (
+	defaultExecTimeout = 30 * time.Second
+	maxCaptured        = 16 << 20 // of each output stream in a JSON reply; more is a matter for streams
+)
+
+func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
+	var req api.ExecRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	start, err := startRequest(req)
+	if err != nil {
+		return err
+	}
+	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	stdout, stderr := capture{}, capture{}
+	var stdin io.Reader
+	if req.Stdin != "" {
+		stdin = strings.NewReader(req.Stdin)
+	}
+	end, err := conn.Run(r.Context(), start, stdin, &stdout, &stderr)
+	if err != nil {
+		return fmt.Errorf("exec %.80q: %w", req.Args[0], err)
+	}
+	return reply(w, http.StatusOK, api.ExecResponse{
+		Stdout: stdout.text(), Stderr: stderr.text(), ExitCode: end.Code(), Error: end.Error,
+	})
+}
+
+func startRequest(req api.ExecRequest) (wire.StartRequest, error) {
+	if len(req.Args) == 0 || req.Args[0] == "" {
+		return wire.StartRequest{}, fmt.Errorf("%w: args is empty; give the command and its arguments", host.ErrInvalid)
+	}
+	timeout, err := millis("timeout_secs", req.TimeoutSecs, defaultExecTimeout)
+	if err != nil {
+		return wire.StartRequest{}, err
+	}
+	stdin := req.Stdin != ""
+	out := wire.StartRequest{
+		Process: wire.ProcessConfig{Cmd: req.Args[0], Args: req.Args[1:], Envs: req.Env}, Stdin: &stdin, User: req.User,
+		TimeoutMS: timeout,
+	}
+	if req.Cwd != "" {
+		out.Process.Cwd = &req.Cwd
+	}
+	return out, nil
+}
+
+func millis(field string, secs float64, otherwise time.Duration) (int64, error) {
+	if secs == 0 {
+		return otherwise.Milliseconds(), nil
+	}
+	if secs < 0 || math.IsNaN(secs) || secs > maxTimeout.Seconds() {
+		return 0, fmt.Errorf("%w: %s is %g; allowed is up to %g", host.ErrInvalid, field, secs, maxTimeout.Seconds())
+	}
+	return max(1, int64(secs*1000)), nil
+}
+
+const maxTimeout = 7 * 24 * time.Hour
+
+func (s *Server) eval(w http.ResponseWriter, r *http.Request) error {
+	var req api.EvalRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	timeout, err := millis("timeout_secs", req.TimeoutSecs, 0)
+	if err != nil {
+		return err
+	}
+	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	stdout, stderr := capture{}, capture{}
+	res, err := conn.Eval(r.Context(), wire.EvalRequest{Context: req.Context, Code: req.Code, TimeoutMS: timeout}, &stdout, &stderr)
+	if err != nil {
+		return fmt.Errorf("eval: %w", err)
+	}
+	out := api.EvalResponse{Result: res.Text, Stdout: stdout.text(), Stderr: stderr.text(), MS: res.MS}
+	if res.Error != nil {
+		text := strings.TrimSuffix(res.Error.Name+": "+res.Error.Value, ": ")
+		out.Error, out.Traceback, out.ExitCode = &text, res.Error.Traceback, 1
+	}
+	return reply(w, http.StatusOK, out)
+}
+
+func (s *Server) ping(w http.ResponseWriter, r *http.Request) error {
+	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	if err := conn.Call(r.Context(), wire.MethodPing, struct{}{}, nil); err != nil {
+		return fmt.Errorf("ping: %w", err)
+	}
+	return reply(w, http.StatusOK, map[string]any{"pong": true, "agent": conn.Hello().Agent})
+}
+
+// capture keeps the first maxCaptured bytes and counts the rest.
+type capture struct {
+	buf  bytes.Buffer
+	lost int64
+}
+
+func (c *capture) Write(p []byte) (int, error) {
+	room := min(len(p), maxCaptured-c.buf.Len())
+	c.buf.Write(p[:room])
+	c.lost += int64(len(p) - room)
+	return len(p), nil
+}
+
+func (c *capture) text() string {
+	text := strings.ToValidUTF8(c.buf.String(), "\uFFFD")
+	if c.lost > 0 {
+		text += fmt.Sprintf("\n[forkd: %d more bytes were cut]\n", c.lost)
+	}
+	return text
+}
+
+// callProtocol is the name a client upgrades to for one call into the guest.
+const callProtocol = "forkd-call/1"
+
+// call passes one call through to the guest's agent: the frames of package wire, both ways, until either side is
+// done. The first frame names the method, and only methods that users may call go through.
+func (s *Server) call(w http.ResponseWriter, r *http.Request) error {
+	if r.Header.Get("Upgrade") != callProtocol {
+		return &api.Error{Code: api.CodeInvalid, Message: "this route wants Upgrade: " + callProtocol}
+	}
+	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	below, err := conn.OpenRaw(r.Context())
+	if err != nil {
+		return fmt.Errorf("open a call: %w", err)
+	}
+	defer below.Close()
+	w.Header().Set("Connection", "Upgrade")
+	w.Header().Set("Upgrade", callProtocol)
+	w.WriteHeader(http.StatusSwitchingProtocols)
+	client, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return fmt.Errorf("take over the connection: %w", err)
+	}
+	defer client.Close()
+	up := readWriter{buffered.Reader, client}
+
+	first := wire.NewStream(nopCloser{up})
+	method, body, err := request(first)
+	if err != nil {
+		return first.SendError(wire.CodeInvalid, err.Error())
+	}
+	if !allowed(method) {
+		return first.SendError(wire.CodeDenied, fmt.Sprintf("method %.60q is not for clients", method))
+	}
+	if err := wire.NewStream(nopCloser{below}).SendRawRequest(method, body); err != nil {
+		return first.SendError(wire.CodeUnavailable, "the sandbox's agent is gone")
+	}
+	pipe(r.Context(), up, below, func() { _ = client.Close() }, func() { _ = below.Close() })
+	return nil
+}
+
+func request(s *wire.Stream) (method string, body []byte, err error) {
+	kind, payload, err := s.Recv()
+	if err != nil {
+		return "", nil, err
+	}
+	if kind != wire.KindRequest {
+		return "", nil, wire.Errorf(wire.CodeInvalid, "the first frame is no request")
+	}
+	return wire.SplitRequest(payload)
+}
+
+// pipe copies both ways until both are done. Half-closes travel as frames inside, so the end of one direction of the
+// connection means that its sender is gone: then the other direction has nobody left.
+func pipe(ctx context.Context, up, below io.ReadWriter, closeUp, closeBelow func()) {
+	stop := context.AfterFunc(ctx, func() { closeUp(); closeBelow() })
+	defer stop()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = io.Copy(below, up)
+		closeBelow()
+	}()
+	_, _ = io.Copy(up, below)
+	closeUp()
+	<-done
+}
+
+func allowed(method string) bool {
+	switch method {
+	case wire.MethodPing, wire.MethodMetrics, wire.MethodExtract, wire.MethodArchive:
+		return true
+	}
+	for _, prefix := range []string{"process.", "filesystem.", "context."} {
+		if strings.HasPrefix(method, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+type readWriter struct {
+	io.Reader
+	io.Writer
+}
+
+type nopCloser struct{ io.ReadWriter }
+
+func (nopCloser) Close() error { return nil }

@@ -1,0 +1,183 @@
+// Package httpapi is the native REST API: it decodes requests strictly, calls package host, encodes replies, and maps
+// every error to a status in one table. It holds no state of its own and decides nothing about machines. Package
+// daemon serves it; its tests run it over a real host.
+package httpapi
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/host"
+)
+
+// Server serves the API over a host.
+type Server struct {
+	Host    *host.Host
+	Log     *slog.Logger
+	Version api.VersionInfo
+}
+
+// maxBody bounds JSON bodies; files and code travel in streams, or in an eval's body.
+const maxBody = 16 << 20
+
+// Handler is the whole API.
+func (s *Server) Handler() http.Handler {
+	mux := http.NewServeMux()
+	route := func(pattern string, h func(w http.ResponseWriter, r *http.Request) error) {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, h) })
+	}
+	route("GET /healthz", s.healthz)
+	route("GET /version", s.version)
+	route("GET /v1/host", s.hostInfo)
+	route("POST /v1/builds", s.build)
+	route("GET /v1/images", s.images)
+	route("DELETE /v1/images/{id}", s.removeImage)
+	route("GET /v1/snapshots", s.snapshots)
+	route("GET /v1/snapshots/{tag}/info", s.snapshotInfo)
+	route("DELETE /v1/snapshots/{tag}", s.removeSnapshot)
+	route("GET /v1/tree", s.tree)
+	route("POST /v1/sandboxes", s.fork)
+	route("GET /v1/sandboxes", s.sandboxes)
+	route("GET /v1/sandboxes/{id}", s.sandbox)
+	route("DELETE /v1/sandboxes/{id}", s.kill)
+	route("POST /v1/sandboxes/{id}/exec", s.exec)
+	route("POST /v1/sandboxes/{id}/eval", s.eval)
+	route("POST /v1/sandboxes/{id}/ping", s.ping)
+	route("GET /v1/sandboxes/{id}/logs", s.logs)
+	route("POST /v1/sandboxes/{id}/call", s.call)
+	route("/", func(_ http.ResponseWriter, r *http.Request) error {
+		return &api.Error{
+			Code: api.CodeNotFound, Message: fmt.Sprintf("no route %s %.200q", r.Method, r.URL.Path),
+			Hint: "this daemon serves API " + api.Version,
+		}
+	})
+	return mux
+}
+
+// serve gives every request an id, and every error one shape.
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, h func(http.ResponseWriter, *http.Request) error) {
+	id := requestID()
+	w.Header().Set("X-Request-Id", id)
+	rec := &recorder{ResponseWriter: w}
+	start := time.Now()
+	err := h(rec, r)
+	if err != nil && !rec.wrote {
+		writeError(rec, err, id)
+	}
+	// A client that went away is no fault of ours.
+	if err != nil && r.Context().Err() == nil {
+		s.Log.Debug("request failed", "request", id, "method", r.Method, "path", r.URL.Path, "error", err)
+	}
+	s.Log.Debug("request", "request", id, "method", r.Method, "path", r.URL.Path, "ms", time.Since(start).Milliseconds())
+}
+
+// recorder remembers whether a reply has begun: after that an error can no longer change the status.
+type recorder struct {
+	http.ResponseWriter
+	wrote bool
+}
+
+func (r *recorder) WriteHeader(status int) {
+	r.wrote = true
+	r.ResponseWriter.WriteHeader(status)
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	r.wrote = true
+	return r.ResponseWriter.Write(p)
+}
+
+// Unwrap lets http.ResponseController reach hijacking and flushing.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+func requestID() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:])
+	return "req-" + hex.EncodeToString(b[:])
+}
+
+func reply(w http.ResponseWriter, status int, v any) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode reply: %w", err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, err = w.Write(append(body, '\n'))
+	return err
+}
+
+// decode reads one JSON object with known fields only. An empty body is an empty object.
+func decode(w http.ResponseWriter, r *http.Request, v any) error {
+	body := http.MaxBytesReader(w, r.Body, maxBody)
+	d := json.NewDecoder(body)
+	d.DisallowUnknownFields()
+	err := d.Decode(v)
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	if err != nil {
+		return badBody(err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return badBody(errors.New("more than one JSON value"))
+	}
+	return nil
+}
+
+func badBody(err error) error {
+	if tooBig, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return &api.Error{Code: api.CodeInvalid, Message: fmt.Sprintf("the body has more than %d bytes", tooBig.Limit)}
+	}
+	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		return &api.Error{Code: api.CodeInvalid, Message: fmt.Sprintf("body: field %q cannot be a %s", wrong.Field, wrong.Value)}
+	}
+	text := strings.TrimPrefix(err.Error(), "json: ")
+	return &api.Error{Code: api.CodeInvalid, Message: "body: " + text, Hint: "send one JSON object with the documented fields"}
+}
+
+func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) error {
+	return reply(w, http.StatusOK, map[string]bool{"ok": true})
+}
+
+func (s *Server) version(w http.ResponseWriter, _ *http.Request) error {
+	return reply(w, http.StatusOK, s.Version)
+}
+
+func (s *Server) hostInfo(w http.ResponseWriter, r *http.Request) error {
+	return reply(w, http.StatusOK, s.doctor(r.Context()))
+}
+
+func (s *Server) doctor(ctx context.Context) api.HostInfo {
+	d := s.Host.Doctor(ctx)
+	info := api.HostInfo{
+		OK: true, Kernel: d.Kernel, CPUs: d.CPUs, CPUModel: d.CPUModel, MemoryBytes: d.MemoryBytes, UID: d.UID,
+		HotBytes: d.HotBytes, HotMaxBytes: d.HotMaxBytes, SandboxesMax: d.SandboxesMax, Engine: asMap(d.Features),
+	}
+	for _, c := range d.Checks {
+		info.Checks = append(info.Checks, api.Check{Name: c.Name, Status: string(c.Status), Detail: c.Detail, Hint: c.Hint})
+		if c.Status == host.Fail {
+			info.OK = false
+		}
+	}
+	return info
+}
+
+// asMap passes a record through as it is stored; nil stays nil.
+func asMap(v any) map[string]any {
+	var m map[string]any
+	if b, err := json.Marshal(v); err == nil {
+		_ = json.Unmarshal(b, &m)
+	}
+	return m
+}

@@ -1,0 +1,152 @@
+package httpapi
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/http"
+	"strings"
+	"time"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/host"
+)
+
+func (s *Server) fork(w http.ResponseWriter, r *http.Request) error {
+	var req api.ForkRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	spec, err := forkSpec(req)
+	if err != nil {
+		return err
+	}
+	results, err := s.Host.Fork(r.Context(), spec)
+	if err != nil {
+		return err
+	}
+	if r.Context().Err() != nil { // nobody is there to be told the ids
+		s.killAll(r, results)
+		return r.Context().Err()
+	}
+	if first := firstError(results); first != nil && !req.Partial {
+		s.killAll(r, results)
+		return fmt.Errorf("%w (the other children were ended; ask for partial results to keep them)", first)
+	}
+	list := make([]api.Sandbox, len(results))
+	for i, res := range results {
+		list[i] = forkResult(res, spec)
+	}
+	return reply(w, http.StatusCreated, list)
+}
+
+func forkSpec(req api.ForkRequest) (host.ForkSpec, error) {
+	n := 1
+	if req.N != nil {
+		n = *req.N
+	}
+	if req.MemoryLimitMiB != 0 || req.Hugepages {
+		return host.ForkSpec{}, fmt.Errorf("memory_limit_mib and hugepages: %w yet; a child is bounded by its machine's memory",
+			host.ErrUnsupported)
+	}
+	// Seconds beyond what a Duration holds would wrap around.
+	if req.TTLSeconds < 0 || req.TTLSeconds > math.MaxInt64/2/float64(time.Second) || math.IsNaN(req.TTLSeconds) {
+		return host.ForkSpec{}, fmt.Errorf("%w: ttl_seconds is %g", host.ErrInvalid, req.TTLSeconds)
+	}
+	return host.ForkSpec{
+		Tag: req.SnapshotTag, N: n, Labels: req.Labels, Env: req.Env, TTL: seconds(req.TTLSeconds), CPUs: req.CPUs,
+		MemoryBytes: req.MemoryBytes,
+	}, nil
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+func firstError(results []host.ForkResult) error {
+	for _, r := range results {
+		if r.Err != nil {
+			return r.Err
+		}
+	}
+	return nil
+}
+
+func (s *Server) killAll(r *http.Request, results []host.ForkResult) {
+	for _, res := range results {
+		if res.Err != nil {
+			continue
+		}
+		if err := s.Host.Kill(r.Context(), res.Sandbox.ID); err != nil && !errors.Is(err, host.ErrNotFound) {
+			s.Log.Warn("end a child nobody asked for", "sandbox", res.Sandbox.ID, "error", err)
+		}
+	}
+}
+
+func forkResult(res host.ForkResult, spec host.ForkSpec) api.Sandbox {
+	if res.Err != nil {
+		return api.Sandbox{Index: res.Index, Count: spec.N, SnapshotTag: spec.Tag, Error: toAPI(res.Err)}
+	}
+	return sandbox(res.Sandbox)
+}
+
+func sandbox(v host.View) api.Sandbox {
+	out := api.Sandbox{
+		ID: v.ID, Index: v.Index, Count: v.Count, SnapshotTag: v.SnapshotTag, State: string(v.State), Reason: v.Reason,
+		CreatedAtUnix: v.Created.Unix(), PID: v.PID, Hostname: v.Hostname, Labels: v.Labels, CPUs: v.Format.CPUs,
+		MemoryBytes: v.Format.MemoryBytes, MemoryOwnBytes: v.Usage.OwnBytes, Accelerator: v.Format.Accelerator,
+		ReadyMS: float64(v.Ready.Microseconds()) / 1000,
+	}
+	if !v.Expires.IsZero() {
+		out.ExpiresAtUnix = v.Expires.Unix()
+	}
+	if v.Report != nil {
+		out.CloneReport = &api.CloneReport{Renewed: v.Report.Renewed, NotRenewed: []api.NotRenewed{}, GuestMS: v.Report.MS}
+		for _, n := range v.Report.NotRenewed {
+			out.CloneReport.NotRenewed = append(out.CloneReport.NotRenewed, api.NotRenewed(n))
+		}
+	}
+	return out
+}
+
+func (s *Server) sandboxes(w http.ResponseWriter, r *http.Request) error {
+	labels := map[string]string{}
+	for _, l := range r.URL.Query()["label"] {
+		k, v, ok := strings.Cut(l, "=")
+		if !ok {
+			return fmt.Errorf("%w: label %.80q: give KEY=VALUE", host.ErrInvalid, l)
+		}
+		labels[k] = v
+	}
+	list := []api.Sandbox{}
+	for _, v := range s.Host.Sandboxes(labels) {
+		list = append(list, sandbox(v))
+	}
+	return reply(w, http.StatusOK, list)
+}
+
+func (s *Server) sandbox(w http.ResponseWriter, r *http.Request) error {
+	v, err := s.Host.Sandbox(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, sandbox(v))
+}
+
+func (s *Server) kill(w http.ResponseWriter, r *http.Request) error {
+	if err := s.Host.Kill(r.Context(), r.PathValue("id")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
+	text, err := s.Host.Logs(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(http.StatusOK)
+	_, err = io.WriteString(w, strings.ToValidUTF8(string(text), "\uFFFD"))
+	return err
+}

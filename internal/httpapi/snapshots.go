@@ -1,0 +1,84 @@
+package httpapi
+
+import (
+	"net/http"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/host"
+)
+
+func (s *Server) snapshots(w http.ResponseWriter, _ *http.Request) error {
+	list := []api.Snapshot{}
+	for _, v := range s.Host.Snapshots() {
+		list = append(list, snapshot(v))
+	}
+	return reply(w, http.StatusOK, list)
+}
+
+func snapshot(v host.SnapshotView) api.Snapshot {
+	return api.Snapshot{
+		Tag: v.Tag, ID: v.ID(), Status: "ready", Bootable: true, CreatedAtUnix: v.CreatedAt.Unix(), Parent: v.Parent,
+		Image: v.Image, Recipe: v.Recipe, Warm: v.Warm, CPUs: v.Engine.CPUs, MemoryBytes: v.Engine.MemoryBytes,
+		MemoryOwnBytes: v.MemoryOwn, DiskOwnBytes: v.DiskOwn, StoredBytes: v.Stored, Hot: v.Hot, Sandboxes: v.Sandboxes,
+	}
+}
+
+func (s *Server) snapshotInfo(w http.ResponseWriter, r *http.Request) error {
+	v, err := s.Host.Snapshot(r.PathValue("tag"))
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, api.SnapshotInfo{
+		Snapshot: snapshot(v), Engine: asMap(v.Engine), Kernel: v.Kernel, Agent: v.Agent, MemoryLayer: v.Memory.String(),
+		DiskLayer: v.Disk.String(), StateBytes: v.StateBytes, RecipeText: v.RecipeText, BootMS: v.BootMS, WarmMS: v.WarmMS,
+		ChainDepth: len(v.Ancestors), Ancestors: notNil(v.Ancestors), Dependents: notNil(v.Dependents),
+	})
+}
+
+func notNil(s []string) []string {
+	if s == nil {
+		return []string{}
+	}
+	return s
+}
+
+func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request) error {
+	if err := s.Host.RemoveSnapshot(r.Context(), r.PathValue("tag")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) images(w http.ResponseWriter, _ *http.Request) error {
+	list := []api.Image{}
+	for _, m := range s.Host.Images() {
+		list = append(list, api.Image{
+			ID: m.ID, Name: m.Name, Base: m.Base, Packages: len(m.Packages), CreatedAtUnix: m.CreatedAt.Unix(),
+			DiskBytes: m.DiskBytes, OwnBytes: m.OwnBytes, StoredBytes: m.StoredBytes, Snapshots: m.Snapshots,
+		})
+	}
+	return reply(w, http.StatusOK, list)
+}
+
+func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
+	if err := s.Host.RemoveImage(r.Context(), r.PathValue("id")); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) tree(w http.ResponseWriter, _ *http.Request) error {
+	return reply(w, http.StatusOK, nodes(s.Host.Tree()))
+}
+
+func nodes(in []host.Node) []api.TreeNode {
+	out := []api.TreeNode{}
+	for _, n := range in {
+		out = append(out, api.TreeNode{
+			Kind: n.Kind, Name: n.Name, State: n.State, OwnBytes: n.OwnBytes, Children: nodes(n.Children),
+		})
+	}
+	return out
+}
