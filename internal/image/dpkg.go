@@ -113,28 +113,42 @@ func (t *triggers) add(i *installed) {
 	}
 }
 
-// order returns the packages so that each comes after what it depends on, as far as there are no cycles: the order in
-// which dpkg is given packages to unpack, so that a Pre-Depends is met.
-func order(packages []*debian.Package) []*debian.Package {
-	byName := map[string]*debian.Package{}
+// graph is who needs whom among the packages of a plan.
+type graph struct {
+	providers map[string][]*debian.Package // real and virtual names
+}
+
+func newGraph(packages []*debian.Package) *graph {
+	g := &graph{providers: map[string][]*debian.Package{}}
 	for _, p := range packages {
-		byName[p.Name] = p
+		g.providers[p.Name] = append(g.providers[p.Name], p)
+		for _, name := range names(p.Provides) {
+			g.providers[name] = append(g.providers[name], p)
+		}
+	}
+	return g
+}
+
+// order returns the packages so that each comes after those it depends on, as far as there are no cycles.
+func (g *graph) order(packages []*debian.Package) []*debian.Package {
+	wanted := map[*debian.Package]bool{}
+	for _, p := range packages {
+		wanted[p] = true
 	}
 	var out []*debian.Package
-	state := map[*debian.Package]int{} // 1 in progress, 2 done
+	seen := map[*debian.Package]bool{}
 	var visit func(p *debian.Package)
 	visit = func(p *debian.Package) {
-		if state[p] != 0 {
+		if seen[p] {
 			return
 		}
-		state[p] = 1
-		for _, name := range dependencyNames(p) {
-			if q := byName[name]; q != nil {
-				visit(q)
-			}
+		seen[p] = true
+		for _, q := range g.needs(p) {
+			visit(q)
 		}
-		state[p] = 2
-		out = append(out, p)
+		if wanted[p] {
+			out = append(out, p)
+		}
 	}
 	for _, p := range packages {
 		visit(p)
@@ -142,19 +156,54 @@ func order(packages []*debian.Package) []*debian.Package {
 	return out
 }
 
-// dependencyNames is every package named in p's dependencies.
-func dependencyNames(p *debian.Package) []string {
-	var names []string
-	for _, field := range []string{p.PreDepends, p.Depends} {
-		groups, err := debian.ParseDependencies(field)
-		if err != nil {
-			continue // the resolver has read the same field.
+// needs is every package that one of p's dependencies may mean.
+func (g *graph) needs(p *debian.Package) []*debian.Package {
+	var list []*debian.Package
+	for _, name := range dependencyNames(p) {
+		list = append(list, g.providers[name]...)
+	}
+	return list
+}
+
+// preDepends is p's Pre-Depends with everything that these need, without p.
+func (g *graph) preDepends(p *debian.Package) []*debian.Package {
+	var list []*debian.Package
+	seen := map[*debian.Package]bool{p: true}
+	var visit func(q *debian.Package)
+	visit = func(q *debian.Package) {
+		if seen[q] {
+			return
 		}
-		for _, g := range groups {
-			for _, d := range g {
-				names = append(names, d.Name)
-			}
+		seen[q] = true
+		list = append(list, q)
+		for _, r := range g.needs(q) {
+			visit(r)
 		}
 	}
-	return names
+	for _, name := range names(p.PreDepends) {
+		for _, q := range g.providers[name] {
+			visit(q)
+		}
+	}
+	return list
+}
+
+// dependencyNames is every package named in p's dependencies.
+func dependencyNames(p *debian.Package) []string {
+	return append(names(p.PreDepends), names(p.Depends)...)
+}
+
+// names is every package named in a relationship field.
+func names(field string) []string {
+	groups, err := debian.ParseDependencies(field)
+	if err != nil {
+		return nil // the resolver has read the same field.
+	}
+	var list []string
+	for _, g := range groups {
+		for _, d := range g {
+			list = append(list, d.Name)
+		}
+	}
+	return list
 }

@@ -25,6 +25,7 @@ const (
 	buildDir   = "var/cache/forkd"
 	debsDir    = buildDir + "/debs"
 	stagingDir = buildDir + "/files"
+	toolsDir   = buildDir + "/bin"
 )
 
 // WriteRootfs writes the image's initial root file system as a tar stream: the base's links, every package unpacked
@@ -489,6 +490,7 @@ func (t *tree) configuration(p *Plan) error {
 		{"etc/forkd/image.json", 0o644, string(config) + "\n"},
 		// Maintainer scripts ask before they start a service; 101: not now. Removed at the end of the build.
 		{"usr/sbin/policy-rc.d", 0o755, "#!/bin/sh\nexit 101\n"},
+		{toolsDir + "/dpkg-maintscript-helper", 0o755, maintscriptHelper},
 	}
 	for _, f := range files {
 		if err := t.file(f.name, f.mode, []byte(f.text)); err != nil {

@@ -9,6 +9,8 @@ import (
 	"path"
 	"strconv"
 	"strings"
+
+	"forkd.dev/forkd/internal/image/debian"
 )
 
 const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -27,7 +29,7 @@ func (p *Plan) environment() map[string]string {
 // buildEnvironment is what package scripts get.
 func buildEnvironment() map[string]string {
 	return map[string]string{
-		"PATH": defaultPath, "HOME": "/root", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive",
+		"PATH": "/" + toolsDir + ":" + defaultPath, "HOME": "/root", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive",
 		"DEBCONF_NONINTERACTIVE_SEEN": "true", "DEBIAN_PRIORITY": "critical", "TERM": "dumb",
 	}
 }
@@ -74,7 +76,7 @@ pre() {
 `)
 	// /etc/passwd and /etc/group come from base-passwd's preinst, and everything else may need them.
 	names := []string{"base-passwd"}
-	for _, pkg := range order(p.packages[:p.system]) {
+	for _, pkg := range newGraph(p.packages).order(p.packages[:p.system]) {
 		if pkg.Name != "base-passwd" {
 			names = append(names, pkg.Name)
 		}
@@ -87,23 +89,57 @@ pre() {
 
 // configureScript configures the base system, then unpacks what dpkg must unpack itself, and configures the rest.
 func (p *Plan) configureScript() string {
-	var system, debs []string
+	var b strings.Builder
+	b.WriteString("dpkg=\"dpkg --force-unsafe-io --force-confdef --force-confold\"\n")
+	b.WriteString("$dpkg --configure")
+	configured := map[*debian.Package]bool{}
 	for _, pkg := range p.packages[:p.system] {
-		system = append(system, pkg.Name)
+		b.WriteString(" " + pkg.Name)
+		configured[pkg] = true
 	}
-	for _, pkg := range order(p.packages[p.system:]) {
-		debs = append(debs, pkg.Name)
+	// A package that arrives as a .deb is there only if it has a preinst script, which is not known before it was
+	// opened. unpack collects them, so that dpkg reads its database once for as many as possible.
+	fmt.Fprintf(&b, `
+cd /%s 2>/dev/null || exec $dpkg --configure -a
+debs=
+unpack() {
+	[ -z "$debs" ] || $dpkg --unpack $debs
+	debs=
+}
+add() {
+	[ ! -e "$1.deb" ] || debs="$debs $1.deb"
+}
+# before PACKAGE DEPENDENCY...: dpkg unpacks a package only when its Pre-Depends are configured.
+done=
+before() {
+	[ -e "$1.deb" ] || return 0
+	shift
+	list=
+	for name; do
+		case " $done " in *" $name "*) continue ;; esac
+		list="$list $name"
+	done
+	[ -n "$list" ] || return 0
+	unpack
+	$dpkg --configure $list
+	done="$done$list"
+}
+`, debsDir)
+	g := newGraph(p.packages)
+	for _, pkg := range g.order(p.packages[p.system:]) {
+		var before []string
+		for _, q := range g.order(g.preDepends(pkg)) {
+			if !configured[q] {
+				before = append(before, q.Name)
+			}
+		}
+		if len(before) > 0 {
+			fmt.Fprintf(&b, "before %s %s\n", pkg.Name, strings.Join(before, " "))
+		}
+		fmt.Fprintf(&b, "add %s\n", pkg.Name)
 	}
-	return `dpkg="dpkg --force-unsafe-io --force-confdef --force-confold"
-$dpkg --configure ` + strings.Join(system, " ") + `
-cd /` + debsDir + ` 2>/dev/null || exec $dpkg --configure -a
-set --
-for name in ` + strings.Join(debs, " ") + `; do
-	if [ -e "$name.deb" ]; then set -- "$@" "$name.deb"; fi
-done
-$dpkg --unpack --force-depends "$@"
-exec $dpkg --configure -a
-`
+	b.WriteString("unpack\nexec $dpkg --configure -a\n")
+	return b.String()
 }
 
 func userScript(user string) string {
@@ -128,6 +164,31 @@ func (p *Plan) filesScript() string {
 
 // quote makes s one word of a shell script.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// maintscriptHelper stands before dpkg's own dpkg-maintscript-helper while packages are configured. What that does
+// concerns upgrades: with no old version it checks its arguments for a third of a second (in an emulated machine) and
+// does nothing. tzdata and debian-archive-keyring call it 76 times.
+const maintscriptHelper = `#!/bin/sh
+rest=no
+n=0
+action=
+old=
+for arg; do
+	if [ $rest = no ]; then
+		if [ "$arg" = -- ]; then rest=yes; fi
+		continue
+	fi
+	n=$((n + 1))
+	case $n in
+	1) action=$arg ;;
+	2) old=$arg ;;
+	esac
+done
+case "$rest $DPKG_MAINTSCRIPT_NAME $action $old" in
+"yes preinst install " | "yes postinst configure ") exit 0 ;;
+esac
+exec /usr/bin/dpkg-maintscript-helper "$@"
+`
 
 // cleanScript removes what only the build needed, and what must not be the same in two machines.
 const cleanScript = `rm -rf /var/cache/forkd /usr/sbin/policy-rc.d
