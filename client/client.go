@@ -18,7 +18,7 @@ import (
 	"forkd.dev/forkd/internal/layout"
 )
 
-// ErrNoDaemon: nothing answers at the address.
+// ErrNoDaemon means that nothing answers at the address.
 var ErrNoDaemon = errors.New("no daemon answers")
 
 // Client is a connection to one daemon. New connects to nothing yet.

@@ -3,6 +3,7 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -46,18 +47,9 @@ func TestKilledMachine(t *testing.T) {
 		t.Errorf("exec in a dead sandbox: %+v", r)
 	}
 	f.run("kill", id)
-	if pids := machinesOf(f.home); contains(pids, pid) {
+	if pids := machinesOf(f.home); slices.Contains(pids, pid) {
 		t.Errorf("process %d is still there", pid)
 	}
-}
-
-func contains(pids []int, pid int) bool {
-	for _, p := range pids {
-		if p == pid {
-			return true
-		}
-	}
-	return false
 }
 
 // TestKernelPanic: the guest's agent is PID 1; its death or the kernel's ends the machine, and the console says why.

@@ -33,8 +33,7 @@ var suite struct {
 func TestMain(m *testing.M) {
 	dir, err := os.MkdirTemp("", "forkd-e2e-")
 	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		panic(err)
 	}
 	suite.home = filepath.Join(dir, "home")
 	testenv.Main(func() int {
@@ -95,7 +94,7 @@ func leftovers(home string) []string {
 
 // machinesOf finds VM processes by their working directory.
 func machinesOf(home string) []int {
-	real, err := filepath.EvalSymlinks(filepath.Join(home, "machines"))
+	resolved, err := filepath.EvalSymlinks(filepath.Join(home, "machines"))
 	if err != nil {
 		return nil
 	}
@@ -110,7 +109,7 @@ func machinesOf(home string) []int {
 			continue
 		}
 		cwd, err := os.Readlink(filepath.Join("/proc", e.Name(), "cwd"))
-		if err == nil && strings.HasPrefix(cwd, real+"/") {
+		if err == nil && strings.HasPrefix(cwd, resolved+"/") {
 			pids = append(pids, pid)
 		}
 	}
@@ -160,7 +159,7 @@ func prepare(t testing.TB, f *forkd) error {
 		}
 	}
 	testenv.Need(t, "net", "keyring")
-	ctx, cancel := context.WithTimeout(context.Background(), testenv.Timeout(10*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(10*time.Minute))
 	defer cancel()
 	r := runIn(ctx, f.bin, f.home, nil, nil, "build", parentTag, "-t", parentTag)
 	if r.code != 0 {
@@ -173,7 +172,7 @@ func prepare(t testing.TB, f *forkd) error {
 func seedDirs() []string { return []string{"layers", "images", "snapshots", "cache"} }
 
 func copySeed(seed, home string) error {
-	if _, err := os.Stat(filepath.Join(seed, "snapshots", parentTag)); err != nil {
+	if _, err := os.Stat(filepath.Join(seed, "snapshots", parentTag)); errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err := os.MkdirAll(home, 0o700); err != nil {
@@ -202,7 +201,7 @@ func alone(t testing.TB, env ...string) *forkd {
 	testenv.Need(t, "qemu", "binary")
 	f := &forkd{t: t, bin: testenv.Binary(t), home: filepath.Join(t.TempDir(), "home"), env: env}
 	t.Cleanup(func() {
-		runIn(context.Background(), f.bin, f.home, f.env, nil, "daemon", "stop")
+		runIn(context.WithoutCancel(t.Context()), f.bin, f.home, f.env, nil, "daemon", "stop")
 		for _, left := range leftovers(f.home) {
 			t.Errorf("left behind: %s", left)
 		}

@@ -55,8 +55,10 @@ func spreadOf(v []float64) spread {
 }
 
 func (a *App) bench() *cobra.Command {
-	cmd := &cobra.Command{Use: "bench", Short: "Measure this host", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{
+		Use: "bench", Short: "Measure this host", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
 	b := bencher{a: a}
 	fork := &cobra.Command{
 		Use: "fork", Short: "Measure forks, evaluations and memory, beside the host's facts", Args: cobra.NoArgs,
@@ -107,7 +109,7 @@ func (b *bencher) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	return b.a.print(r, func(w io.Writer) error { return printBench(w, r) })
+	return b.a.show(r, func(w io.Writer) error { return printBench(w, r) })
 }
 
 func (b *bencher) cleanUp(ctx context.Context) error {

@@ -49,7 +49,7 @@ func (a *App) build() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(snap, func(w io.Writer) error {
+			return a.show(snap, func(w io.Writer) error {
 				_, err := fmt.Fprintln(w, snap.Tag)
 				return err
 			})
@@ -75,8 +75,10 @@ func openRecipe(arg string) (dir fs.FS, file string, err error) {
 	if sub, ok := recipes.Find(arg); ok {
 		return sub, "recipe.yaml", nil
 	}
-	return nil, "", &hinted{fmt.Errorf("recipe %s: no such file or directory", arg),
-		"a directory with a recipe.yaml, or one of: " + strings.Join(recipes.Names(), ", ")}
+	return nil, "", &hinted{
+		fmt.Errorf("recipe %s: no such file or directory", arg),
+		"a directory with a recipe.yaml, or one of: " + strings.Join(recipes.Names(), ", "),
+	}
 }
 
 // doBuild sends the recipe with the files it names and prints progress.

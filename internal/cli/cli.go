@@ -53,10 +53,10 @@ func (a *App) Main(ctx context.Context, args []string) int {
 	if err == nil {
 		return 0
 	}
-	if code, ok := errors.AsType[guestExit](err); ok {
+	if code, ok := errors.AsType[guestExitError](err); ok {
 		return int(code)
 	}
-	if quiet, ok := errors.AsType[silent](err); ok {
+	if quiet, ok := errors.AsType[silentError](err); ok {
 		return int(quiet)
 	}
 	a.explain(cmd, err)
@@ -72,15 +72,15 @@ func (a *App) Main(ctx context.Context, args []string) int {
 // guestCode marks verbs whose exit code is the guest's.
 const guestCode = "guest-exit-code"
 
-// guestExit is the code of a program in the guest; nothing is printed.
-type guestExit int
+// guestExitError is the code of a program in the guest; nothing is printed.
+type guestExitError int
 
-func (e guestExit) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+func (e guestExitError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// silent ends with a code when everything has been said already.
-type silent int
+// silentError ends with a code when everything has been said already.
+type silentError int
 
-func (e silent) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+func (e silentError) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // usageError is a command line that cannot be meant.
 type usageError struct{ err error }
@@ -199,8 +199,8 @@ func (a *App) layout() (layout.Home, error) {
 	return layout.Find(explicit, os.Getuid(), a.Getenv)
 }
 
-// print writes v as JSON when asked to, and calls text otherwise.
-func (a *App) print(v any, text func(w io.Writer) error) error {
+// show writes v as JSON when asked to, and calls text otherwise.
+func (a *App) show(v any, text func(w io.Writer) error) error {
 	if !a.json {
 		return text(a.Out)
 	}

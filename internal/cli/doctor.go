@@ -22,11 +22,11 @@ func (a *App) doctor() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := a.print(info, func(w io.Writer) error { return printDoctor(w, info) }); err != nil {
+			if err := a.show(info, func(w io.Writer) error { return printDoctor(w, info) }); err != nil {
 				return err
 			}
 			if !info.OK {
-				return silent(exitFailed)
+				return silentError(exitFailed)
 			}
 			return nil
 		},

@@ -70,7 +70,7 @@ func (a *App) evalIn(ctx context.Context, c *client.Client, id string, req wire.
 		return a.lost(ctx, c, id, err)
 	}
 	if a.json {
-		if err := a.print(evalJSON(res, stdout.String(), stderr.String()), nil); err != nil {
+		if err := a.show(evalJSON(res, stdout.String(), stderr.String()), nil); err != nil {
 			return err
 		}
 	} else if res.Text != nil {
@@ -86,7 +86,7 @@ func (a *App) evalIn(ctx context.Context, c *client.Client, id string, req wire.
 		}
 		fmt.Fprintln(a.Err, strings.TrimRight(trace, "\n"))
 	}
-	return silent(exitFailed)
+	return silentError(exitFailed)
 }
 
 // evalJSON is a result in the API's words.

@@ -136,7 +136,7 @@ func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlag
 		a.progress("forkd: %s", printable(end.Error))
 	}
 	if code := end.Code(); code != 0 {
-		return guestExit(code)
+		return guestExitError(code)
 	}
 	return nil
 }

@@ -127,7 +127,7 @@ func (a *App) doFork(cmd *cobra.Command, req api.ForkRequest) error {
 		return elsewhere(err, c, req.SnapshotTag)
 	}
 	failed := 0
-	err = a.print(children, func(w io.Writer) error {
+	err = a.show(children, func(w io.Writer) error {
 		for _, s := range children {
 			if s.Error == nil {
 				fmt.Fprintln(w, s.ID)

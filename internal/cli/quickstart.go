@@ -96,7 +96,7 @@ func (a *App) doQuickstart(ctx context.Context) error {
 		return err
 	}
 	report.TotalMS = since(begin)
-	return a.print(report, func(w io.Writer) error { return printQuickstart(w, report) })
+	return a.show(report, func(w io.Writer) error { return printQuickstart(w, report) })
 }
 
 func (a *App) checkHost(ctx context.Context, c *client.Client) (*api.HostInfo, error) {

@@ -17,7 +17,8 @@ import (
 func (a *App) ls() *cobra.Command {
 	var labels []string
 	var quiet bool
-	cmd := &cobra.Command{Use: "ls", Aliases: []string{"ps"}, Short: "List sandboxes", Args: cobra.NoArgs,
+	cmd := &cobra.Command{
+		Use: "ls", Aliases: []string{"ps"}, Short: "List sandboxes", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.connect(cmd.Context())
 			if err != nil {
@@ -28,7 +29,7 @@ func (a *App) ls() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(list, func(w io.Writer) error {
+			return a.show(list, func(w io.Writer) error {
 				if quiet {
 					for _, s := range list {
 						fmt.Fprintln(w, s.ID)
@@ -37,7 +38,8 @@ func (a *App) ls() *cobra.Command {
 				}
 				return printSandboxes(w, list)
 			})
-		}}
+		},
+	}
 	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "only those with this label, KEY=VALUE (repeatable)")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "ids only")
 	return cmd
@@ -79,7 +81,8 @@ func joinLabels(m map[string]string) string {
 }
 
 func (a *App) inspect() *cobra.Command {
-	return &cobra.Command{Use: "inspect ID", Short: "Show everything about a sandbox, as JSON", Args: cobra.ExactArgs(1),
+	return &cobra.Command{
+		Use: "inspect ID", Short: "Show everything about a sandbox, as JSON", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.connect(cmd.Context())
 			if err != nil {
@@ -91,12 +94,14 @@ func (a *App) inspect() *cobra.Command {
 				return err
 			}
 			a.json = true
-			return a.print(s, nil)
-		}}
+			return a.show(s, nil)
+		},
+	}
 }
 
 func (a *App) logs() *cobra.Command {
-	return &cobra.Command{Use: "logs ID", Short: "Print the newest part of a sandbox's console", Args: cobra.ExactArgs(1),
+	return &cobra.Command{
+		Use: "logs ID", Short: "Print the newest part of a sandbox's console", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.connect(cmd.Context())
 			if err != nil {
@@ -107,18 +112,20 @@ func (a *App) logs() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(map[string]string{"console": string(text)}, func(w io.Writer) error {
+			return a.show(map[string]string{"console": string(text)}, func(w io.Writer) error {
 				_, err := io.WriteString(w, printable(string(text)))
 				return err
 			})
-		}}
+		},
+	}
 }
 
 func (a *App) kill() *cobra.Command {
 	var all bool
 	var labels []string
 	var tag string
-	cmd := &cobra.Command{Use: "kill [ID…]", Short: "End sandboxes", Example: "  forkd kill sbx2abc\n  forkd kill --all",
+	cmd := &cobra.Command{
+		Use: "kill [ID…]", Short: "End sandboxes", Example: "  forkd kill sbx2abc\n  forkd kill --all",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
 			pick := all || len(labels) > 0 || tag != ""
@@ -154,7 +161,8 @@ func (a *App) kill() *cobra.Command {
 				errs = []error{errors.Join(errs...)}
 			}
 			return a.removed(killed, errs)
-		}}
+		},
+	}
 	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes")
 	cmd.Flags().StringVar(&tag, "tag", "", "those forked from this snapshot")
 	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "those with this label, KEY=VALUE (repeatable)")

@@ -113,8 +113,10 @@ type daemonStatus struct {
 }
 
 func (a *App) daemon() *cobra.Command {
-	cmd := &cobra.Command{Use: "daemon", Short: "Start, stop or look at the daemon in the background", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd := &cobra.Command{
+		Use: "daemon", Short: "Start, stop or look at the daemon in the background", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
 	cmd.AddCommand(
 		&cobra.Command{Use: "start", Short: "Start it, if it is not running", Args: cobra.NoArgs, RunE: a.daemonStart},
 		&cobra.Command{Use: "stop", Short: "Stop it; its sandboxes end, its snapshots stay", Args: cobra.NoArgs, RunE: a.daemonStop},
@@ -129,7 +131,7 @@ func (a *App) daemon() *cobra.Command {
 					return err
 				}
 				if !st.Running {
-					return silent(exitFailed)
+					return silentError(exitFailed)
 				}
 				return nil
 			},
@@ -165,7 +167,7 @@ func (a *App) status(ctx context.Context) (daemonStatus, error) {
 }
 
 func (a *App) printStatus(st daemonStatus) error {
-	return a.print(st, func(w io.Writer) error {
+	return a.show(st, func(w io.Writer) error {
 		if !st.Running {
 			_, err := fmt.Fprintf(w, "not running (socket %s)\n", st.Socket)
 			return err
@@ -213,7 +215,7 @@ func (a *App) daemonStop(cmd *cobra.Command, _ []string) error {
 	if st.Sandboxes > 0 {
 		a.progress("ended %d sandboxes", st.Sandboxes)
 	}
-	return a.print(daemonStatus{Socket: st.Socket, Home: st.Home}, func(w io.Writer) error {
+	return a.show(daemonStatus{Socket: st.Socket, Home: st.Home}, func(w io.Writer) error {
 		_, err := fmt.Fprintf(w, "stopped (pid %d)\n", st.PID)
 		return err
 	})
@@ -228,7 +230,7 @@ func (a *App) version() *cobra.Command {
 				return err
 			}
 			v := map[string]any{"version": a.Version, "daemon": st}
-			return a.print(v, func(w io.Writer) error {
+			return a.show(v, func(w io.Writer) error {
 				fmt.Fprintf(w, "forkd %s\n", a.Version)
 				if st.Running {
 					fmt.Fprintf(w, "daemon %s (pid %d)\n", st.Version, st.PID)

@@ -12,7 +12,8 @@ import (
 )
 
 func (a *App) snapshots() *cobra.Command {
-	cmd := &cobra.Command{Use: "snapshots", Aliases: []string{"snapshot-ls"}, Short: "List snapshots", Args: cobra.NoArgs,
+	cmd := &cobra.Command{
+		Use: "snapshots", Aliases: []string{"snapshot-ls"}, Short: "List snapshots", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.connect(cmd.Context())
 			if err != nil {
@@ -23,7 +24,7 @@ func (a *App) snapshots() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(list, func(w io.Writer) error {
+			return a.show(list, func(w io.Writer) error {
 				var rows [][]string
 				for _, s := range list {
 					hot := "cold"
@@ -37,12 +38,14 @@ func (a *App) snapshots() *cobra.Command {
 				}
 				return table(w, "TAG | RECIPE | WARM | CPUS | MEMORY | STORED | IMAGE | SANDBOXES | AGE", rows)
 			})
-		}}
+		},
+	}
 	return cmd
 }
 
 func (a *App) snapshotInfo() *cobra.Command {
-	return &cobra.Command{Use: "snapshot-info TAG", Short: "Show a snapshot and where it comes from", Args: cobra.ExactArgs(1),
+	return &cobra.Command{
+		Use: "snapshot-info TAG", Short: "Show a snapshot and where it comes from", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.connect(cmd.Context())
 			if err != nil {
@@ -53,8 +56,9 @@ func (a *App) snapshotInfo() *cobra.Command {
 			if err != nil {
 				return elsewhere(err, c, args[0])
 			}
-			return a.print(info, func(w io.Writer) error { return printSnapshot(w, info) })
-		}}
+			return a.show(info, func(w io.Writer) error { return printSnapshot(w, info) })
+		},
+	}
 }
 
 func printSnapshot(w io.Writer, s *api.SnapshotInfo) error {
@@ -81,7 +85,8 @@ func printSnapshot(w io.Writer, s *api.SnapshotInfo) error {
 }
 
 func (a *App) rmi() *cobra.Command {
-	return &cobra.Command{Use: "rmi TAG…", Short: "Remove snapshots", Args: cobra.MinimumNArgs(1),
+	return &cobra.Command{
+		Use: "rmi TAG…", Short: "Remove snapshots", Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			c, err := a.connect(cmd.Context())
 			if err != nil {
@@ -98,12 +103,13 @@ func (a *App) rmi() *cobra.Command {
 				removed = append(removed, tag)
 			}
 			return a.removed(removed, errs)
-		}}
+		},
+	}
 }
 
 // removed prints the names that are gone, then reports what failed.
 func (a *App) removed(names []string, errs []error) error {
-	err := a.print(names, func(w io.Writer) error {
+	err := a.show(names, func(w io.Writer) error {
 		for _, name := range names {
 			fmt.Fprintln(w, name)
 		}
@@ -123,7 +129,7 @@ func (a *App) images() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.print(images, func(w io.Writer) error {
+		return a.show(images, func(w io.Writer) error {
 			var rows [][]string
 			for _, m := range images {
 				rows = append(rows, []string{
@@ -137,7 +143,8 @@ func (a *App) images() *cobra.Command {
 	cmd := &cobra.Command{Use: "images", Short: "List or remove images", Args: cobra.NoArgs, RunE: list}
 	cmd.AddCommand(
 		&cobra.Command{Use: "ls", Short: "List images", Args: cobra.NoArgs, RunE: list},
-		&cobra.Command{Use: "rm IMAGE…", Short: "Remove images by id or recipe name", Args: cobra.MinimumNArgs(1),
+		&cobra.Command{
+			Use: "rm IMAGE…", Short: "Remove images by id or recipe name", Args: cobra.MinimumNArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				c, err := a.connect(cmd.Context())
 				if err != nil {
@@ -154,13 +161,15 @@ func (a *App) images() *cobra.Command {
 					removed = append(removed, id)
 				}
 				return a.removed(removed, errs)
-			}},
+			},
+		},
 	)
 	return cmd
 }
 
 func (a *App) tree() *cobra.Command {
-	return &cobra.Command{Use: "tree", Short: "Show images, snapshots and sandboxes as a family tree", Args: cobra.NoArgs,
+	return &cobra.Command{
+		Use: "tree", Short: "Show images, snapshots and sandboxes as a family tree", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := a.connect(cmd.Context())
 			if err != nil {
@@ -171,13 +180,14 @@ func (a *App) tree() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(nodes, func(w io.Writer) error {
+			return a.show(nodes, func(w io.Writer) error {
 				for _, n := range nodes {
 					printNode(w, n, "", "")
 				}
 				return nil
 			})
-		}}
+		},
+	}
 }
 
 func printNode(w io.Writer, n api.TreeNode, first, rest string) {

@@ -61,7 +61,7 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 	return errors.Join(errs...)
 }
 
-// ErrRunning: another daemon has this home.
+// ErrRunning means that another daemon has this home.
 var ErrRunning = errors.New("a daemon is already running")
 
 const stopTimeout = 30 * time.Second
@@ -191,6 +191,8 @@ func serve(ctx context.Context, cfg Config, h *host.Host, l net.Listener, ready 
 	if err := server.Shutdown(stopCtx); err != nil {
 		_ = server.Close()
 	}
-	<-failed
+	if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve: %w", err)
+	}
 	return nil
 }

@@ -246,7 +246,7 @@ func (b *build) keep(ctx context.Context, img store.Image, w *warmed, overlay, b
 		Recipe: b.recipe.Name, RecipeText: string(b.spec.Recipe), Warm: w.what,
 		BootMS: w.boot.Seconds() * 1000, WarmMS: w.warm.Seconds() * 1000,
 	}
-	m.SetState(w.checkpoint.State)
+	m = m.WithState(w.checkpoint.State)
 	if err := b.h.enterSnapshot(ctx, m, w.checkpoint.State, b.spec.Replace); err != nil {
 		return store.Snapshot{}, err
 	}

@@ -38,7 +38,7 @@ func (h *Host) bury(ctx context.Context) error {
 }
 
 func processesBelow(dir string) ([]int, error) {
-	real, err := filepath.EvalSymlinks(dir)
+	resolved, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func processesBelow(dir string) ([]int, error) {
 		}
 		// Other users' processes cannot be read, and are none of ours. A directory removed meanwhile reads with a suffix.
 		cwd, err := os.Readlink(filepath.Join("/proc", e.Name(), "cwd"))
-		if err == nil && strings.HasPrefix(cwd, real+"/") {
+		if err == nil && strings.HasPrefix(cwd, resolved+"/") {
 			pids = append(pids, pid)
 		}
 	}

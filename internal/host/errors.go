@@ -17,29 +17,29 @@ var (
 	ErrWarmup      = errors.New("warm-up failed")
 )
 
-// Hint is an error with advice.
-type Hint struct {
+// HintError is an error with advice.
+type HintError struct {
 	Err error
 	Try string
 }
 
-func (e *Hint) Error() string { return e.Err.Error() }
-func (e *Hint) Unwrap() error { return e.Err }
+func (e *HintError) Error() string { return e.Err.Error() }
+func (e *HintError) Unwrap() error { return e.Err }
 
-// Console is an error with what the guest printed before it.
-type Console struct {
+// ConsoleError is an error with what the guest printed before it.
+type ConsoleError struct {
 	Err  error
 	Tail string
 }
 
-func (e *Console) Error() string { return e.Err.Error() }
-func (e *Console) Unwrap() error { return e.Err }
+func (e *ConsoleError) Error() string { return e.Err.Error() }
+func (e *ConsoleError) Unwrap() error { return e.Err }
 
 func hint(err error, format string, args ...any) error {
 	if err == nil {
 		return nil
 	}
-	return &Hint{Err: err, Try: fmt.Sprintf(format, args...)}
+	return &HintError{Err: err, Try: fmt.Sprintf(format, args...)}
 }
 
 func withConsole(err error, console []byte) error {
@@ -50,7 +50,7 @@ func withConsole(err error, console []byte) error {
 	if len(console) > most {
 		console = console[len(console)-most:]
 	}
-	return &Console{Err: err, Tail: string(console)}
+	return &ConsoleError{Err: err, Tail: string(console)}
 }
 
 func invalid(format string, args ...any) error {

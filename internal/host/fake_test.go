@@ -290,7 +290,7 @@ func addSnapshot(t *testing.T, h *Host, tag string) {
 		Memory: mem.Digest, Disk: top.Digest, Warm: []string{},
 		Engine: engine.Format{Engine: "fake", Version: "1.0", CPUs: 1, MemoryBytes: fakeMemory},
 	}
-	m.SetState([]byte("device state of " + tag))
+	m = m.WithState([]byte("device state of " + tag))
 	h.mu.Lock()
 	h.images[img.ID] = img
 	h.mu.Unlock()

@@ -169,7 +169,7 @@ func (h *Host) Close(ctx context.Context) error {
 	wg.Wait()
 	h.wait.Wait()
 	h.hot.close()
-	return errors.Join(append(errs, context.Cause(ctx))...)
+	return errors.Join(errors.Join(errs...), context.Cause(ctx))
 }
 
 // TempDir makes a directory for a request's files; the caller removes it, and a daemon that died has its removed.

@@ -87,7 +87,7 @@ func TestUnconfirmedChildIsKilled(t *testing.T) {
 			t.Errorf("child %d: %q, want %q", i, got, want)
 		}
 	}
-	if c, ok := errors.AsType[*Console](results[1].Err); !ok || !strings.Contains(c.Tail, "fake console") {
+	if c, ok := errors.AsType[*ConsoleError](results[1].Err); !ok || !strings.Contains(c.Tail, "fake console") {
 		t.Errorf("the refusal comes without the console: %v", results[1].Err)
 	}
 	if e.living() != 2 || len(h.Sandboxes(nil)) != 2 {
@@ -253,7 +253,7 @@ func TestDamageAfterEviction(t *testing.T) {
 	if !errors.Is(err, layer.ErrCorrupt) {
 		t.Errorf("fork of a damaged snapshot: %v", err)
 	}
-	if hint, ok := errors.AsType[*Hint](err); !ok || hint.Try == "" {
+	if hint, ok := errors.AsType[*HintError](err); !ok || hint.Try == "" {
 		t.Errorf("the error has no advice: %v", err)
 	}
 }

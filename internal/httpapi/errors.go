@@ -93,10 +93,10 @@ func toAPI(err error) *api.Error {
 		return e
 	}
 	out := &api.Error{Text: err.Error(), Message: err.Error(), Code: api.CodeInternal}
-	if h, ok := errors.AsType[*host.Hint](err); ok {
+	if h, ok := errors.AsType[*host.HintError](err); ok {
 		out.Hint = h.Try
 	}
-	if c, ok := errors.AsType[*host.Console](err); ok {
+	if c, ok := errors.AsType[*host.ConsoleError](err); ok {
 		out.Console = c.Tail
 	}
 	for _, k := range kinds() {

@@ -2,6 +2,7 @@ package layout
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,7 +52,7 @@ func readAdvert(path string) (AdvertFile, bool) {
 		return a, false
 	}
 	err = syscall.Kill(a.PID, 0)
-	return a, err == nil || err == syscall.EPERM
+	return a, err == nil || errors.Is(err, syscall.EPERM)
 }
 
 // WithTag are the daemons, other than the one at host, that have a tag.

@@ -3,6 +3,7 @@
 package layout
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -33,7 +34,7 @@ func Find(explicit string, uid int, getenv func(string) string) (Home, error) {
 	if data == "" {
 		home := getenv("HOME")
 		if home == "" {
-			return Home{}, fmt.Errorf("find home: neither HOME nor XDG_DATA_HOME is set; set one, or give --home DIR")
+			return Home{}, errors.New("find home: neither HOME nor XDG_DATA_HOME is set; set one, or give --home DIR")
 		}
 		data = filepath.Join(home, ".local", "share")
 	}

@@ -267,9 +267,10 @@ func digest(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// SetState notes which device state belongs to the snapshot.
-func (m *Snapshot) SetState(state []byte) {
+// WithState is the manifest with the device state that belongs to it.
+func (m Snapshot) WithState(state []byte) Snapshot {
 	m.State, m.StateBytes = digest(state), int64(len(state))
+	return m
 }
 
 // ID of a snapshot is the digest of its manifest.
