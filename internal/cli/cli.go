@@ -44,7 +44,7 @@ type App struct {
 
 // Main runs one command and returns its exit code.
 func (a *App) Main(ctx context.Context, args []string) int {
-	root := a.root()
+	root := a.root() //nolint:contextcheck // cobra hands ctx to every verb
 	root.SetArgs(args)
 	root.SetIn(a.In)
 	root.SetOut(a.Out)

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"time"
@@ -93,6 +94,7 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, removeSocket(cfg.Home.Socket)) }()
+	layout.SweepAdverts(filepath.Dir(cfg.Home.Advert()))
 	if err := ad.write(h.Tags()); err != nil {
 		cfg.Log.Warn("not advertised to other users of this host", "error", err)
 	}

@@ -55,6 +55,19 @@ func readAdvert(path string) (AdvertFile, bool) {
 	return a, err == nil || errors.Is(err, syscall.EPERM)
 }
 
+// SweepAdverts removes what daemons that were killed left in a directory of this user's.
+func SweepAdverts(dir string) {
+	paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil {
+		return // only a malformed pattern
+	}
+	for _, path := range paths {
+		if _, ok := readAdvert(path); !ok {
+			_ = os.Remove(path) // somebody else's stays
+		}
+	}
+}
+
 // WithTag are the daemons, other than the one at host, that have a tag.
 func WithTag(adverts []AdvertFile, tag, host string) []AdvertFile {
 	return slices.DeleteFunc(slices.Clone(adverts), func(a AdvertFile) bool {
