@@ -37,11 +37,25 @@ func main() {
 			off()
 		}
 	}()
+	withSettings()
 	tune()
 	if err := run(context.Background()); err != nil {
 		fmt.Fprintf(os.Stderr, "forkd-agent: %v\n", err)
 	}
 	off()
+}
+
+// settings of the runtime that can be given in the environment only. A fork runs everything for the first time and
+// therefore slowly; the runtime would take that for loops to interrupt by a signal, whose handling is the next thing to
+// run for the first time.
+const settings = "asyncpreemptoff=1"
+
+// withSettings starts the program again with settings. Without them it works as well, only slower.
+func withSettings() {
+	if os.Getenv("GODEBUG") != settings {
+		_ = syscall.Exec("/proc/self/exe", os.Args, []string{"GODEBUG=" + settings})
+		_ = syscall.Exec("/init", os.Args, []string{"GODEBUG=" + settings}) // proc is not mounted yet, usually
+	}
 }
 
 func off() {

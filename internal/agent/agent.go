@@ -59,12 +59,12 @@ type Agent struct {
 	// generation of the newest preamble: the connection on which this machine is awakened.
 	generation atomic.Uint64
 
-	mu       sync.Mutex
-	phase    string
-	quiesced func() // undoes the hold on new processes; nil when the guest runs
+	mu    sync.Mutex
+	phase string
 
-	// awakening makes quiesce, awaken, pivot and power-off exclude each other.
+	// awakening is a token: quiesce, awaken, pivot and power-off exclude each other by it.
 	awakening chan struct{}
+	prepared  *prepared // of a machine whose user processes are frozen, else nil; needs awakening
 }
 
 // New makes an agent. BootID is random for each start of the agent.

@@ -2,10 +2,8 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strconv"
 	"strings"
@@ -62,8 +60,8 @@ func (a *Agent) awaken(ctx context.Context, s *wire.Stream, request []byte) erro
 	if a.Phase() != PhaseReady {
 		return wire.Errorf(wire.CodePrecondition, "the machine is being built; there is nothing to awaken")
 	}
-	if !a.frozen() {
-		if err := a.freeze(ctx); err != nil {
+	if a.prepared == nil {
+		if err := a.stop(ctx); err != nil {
 			return err
 		}
 	}
@@ -75,9 +73,7 @@ func (a *Agent) awaken(ctx context.Context, s *wire.Stream, request []byte) erro
 	if err := a.renewContexts(ctx, req, report); err != nil {
 		return err
 	}
-	if err := a.listProcesses(report); err != nil {
-		return err
-	}
+	report.NotRenewed = append(report.NotRenewed, a.prepared.processes...)
 	a.runHooks(ctx, req, report)
 	if err := a.thaw(); err != nil {
 		return fmt.Errorf("thaw processes: %w", err)
@@ -139,137 +135,33 @@ func (a *Agent) renew(ctx context.Context, req *wire.AwakenRequest, received tim
 	}
 	report.Renewed = append(report.Renewed, "kernel_entropy", "wall_clock", "hostname")
 
-	root, err := os.OpenRoot(sys.Root)
-	if err != nil {
-		return fmt.Errorf("open root: %w", err)
-	}
-	defer root.Close()
-	if err := renewFiles(root, req); err != nil {
-		return err
-	}
-	if err := overwrite(sys.BootIDFile, req.BootID+"\n"); err != nil {
-		return fmt.Errorf("renew boot id: %w", err)
-	}
-	if err := a.writeIdentity(root, req); err != nil {
+	if err := a.prepared.files.renew(req, a.generation.Load()); err != nil {
 		return err
 	}
 	report.Renewed = append(report.Renewed, "machine_id", "boot_id", "identity")
-	return a.renewHostKeys(ctx, root, report)
-}
-
-// renewFiles writes what names the machine below /etc, and removes a seed that every sibling would start from.
-func renewFiles(root *os.Root, req *wire.AwakenRequest) error {
-	if err := replace(root, "etc/hostname", []byte(req.Hostname+"\n"), 0o644); err != nil {
-		return fmt.Errorf("renew hostname: %w", err)
-	}
-	if err := renewHosts(root, req.Hostname); err != nil {
-		return fmt.Errorf("renew /etc/hosts: %w", err)
-	}
-	if err := replace(root, "etc/machine-id", []byte(req.MachineID+"\n"), 0o444); err != nil {
-		return fmt.Errorf("renew machine id: %w", err)
-	}
-	const dbus = "var/lib/dbus/machine-id"
-	if info, err := root.Lstat(dbus); err == nil && info.Mode().IsRegular() {
-		if err := replace(root, dbus, []byte(req.MachineID+"\n"), 0o444); err != nil {
-			return fmt.Errorf("renew D-Bus machine id: %w", err)
-		}
-	}
-	if err := root.Remove("var/lib/systemd/random-seed"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove random seed: %w", err)
-	}
-	return nil
-}
-
-// renewHosts sets the line that names this machine, after Debian's custom 127.0.1.1.
-func renewHosts(root *os.Root, hostname string) error {
-	const path, address = "etc/hosts", "127.0.1.1"
-	old, err := root.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		old, err = []byte(defaultHosts), nil
-	}
-	if err != nil {
-		return err
-	}
-	var b strings.Builder
-	for line := range strings.Lines(string(old)) {
-		if fields := strings.Fields(line); len(fields) > 0 && fields[0] == address {
-			continue
-		}
-		b.WriteString(strings.TrimSuffix(line, "\n"))
-		b.WriteByte('\n')
-	}
-	b.WriteString(address + "\t" + hostname + "\n")
-	return replace(root, path, []byte(b.String()), 0o644)
-}
-
-const defaultHosts = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-
-// replace puts a file in place of whatever has the name, without following a link there: /etc/hostname may be one to
-// a place that is not the machine's. Nothing is synced: a fork's disk does not outlive its memory.
-func replace(root *os.Root, path string, content []byte, mode fs.FileMode) error {
-	tmp := path + ".forkd-new"
-	if err := root.WriteFile(tmp, content, mode); err != nil {
-		return err
-	}
-	return root.Rename(tmp, path)
-}
-
-// overwrite keeps the inode: it is bind-mounted elsewhere.
-func overwrite(path, content string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(content)
-	return errors.Join(err, f.Close())
-}
-
-// identity is /run/forkd/identity.json.
-type identity struct {
-	SandboxID   string    `json:"sandboxId"`
-	ForkIndex   int       `json:"forkIndex"`
-	ForkCount   int       `json:"forkCount"`
-	SnapshotTag string    `json:"snapshotTag"`
-	Hostname    string    `json:"hostname"`
-	Generation  uint64    `json:"generation"`
-	CreatedAt   time.Time `json:"createdAt"`
-}
-
-func (a *Agent) writeIdentity(root *os.Root, req *wire.AwakenRequest) error {
-	b, err := json.Marshal(&identity{
-		SandboxID: req.SandboxID, ForkIndex: req.Index, ForkCount: req.Count, SnapshotTag: req.SnapshotTag,
-		Hostname: req.Hostname, Generation: a.generation.Load(), CreatedAt: req.WallClock.UTC(),
-	})
-	if err != nil {
-		return fmt.Errorf("encode identity: %w", err)
-	}
-	if err := root.MkdirAll("run/forkd", 0o755); err != nil {
-		return fmt.Errorf("make /run/forkd: %w", err)
-	}
-	if err := replace(root, "run/forkd/identity.json", append(b, '\n'), 0o644); err != nil {
-		return fmt.Errorf("renew identity: %w", err)
-	}
-	return nil
+	return a.renewHostKeys(ctx, report)
 }
 
 // renewContexts reaches the state of interpreters, which run from here on; other processes do not yet.
 func (a *Agent) renewContexts(ctx context.Context, req *wire.AwakenRequest, report *wire.AwakenReport) error {
-	renewed, not, err := a.cfg.Contexts.Renew(ctx, req.Env, a.cfg.Cgroups.ThawContext)
+	renewed, not, err := a.cfg.Contexts.Renew(ctx, req.Env, a.prepared.frozen.ThawContext)
 	if err != nil {
-		return fmt.Errorf("renew contexts: %w", err)
+		// Those that were let run to renew themselves stop again: nothing runs in a machine without an identity.
+		return errors.Join(fmt.Errorf("renew contexts: %w", err), a.prepared.frozen.Refreeze())
 	}
 	report.Renewed = append(report.Renewed, renewed...)
 	report.NotRenewed = append(report.NotRenewed, not...)
 	return nil
 }
 
-// listProcesses names every process whose own state nobody renewed.
-func (a *Agent) listProcesses(report *wire.AwakenReport) error {
+// userProcesses names every process whose own state nobody renews.
+func (a *Agent) userProcesses() ([]wire.NotRenewed, error) {
 	pids, err := a.cfg.Cgroups.PIDs()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	interpreters := a.cfg.Contexts.PIDs()
+	var list []wire.NotRenewed
 	for _, pid := range pids {
 		if _, ok := interpreters[pid]; ok {
 			continue
@@ -278,12 +170,12 @@ func (a *Agent) listProcesses(report *wire.AwakenReport) error {
 		if name == "" {
 			continue // ended
 		}
-		report.NotRenewed = append(report.NotRenewed, wire.NotRenewed{
+		list = append(list, wire.NotRenewed{
 			What: "process", PID: pid, Name: name,
 			Why: "its memory is a copy of the parent's: random state, keys and connections in it are shared with every sibling",
 		})
 	}
-	return nil
+	return list, nil
 }
 
 // commandLine is what a process calls itself, at most 200 bytes.

@@ -86,40 +86,75 @@ func (c *Cgroups) groups() ([]string, error) {
 }
 
 // Freeze stops all groups and returns when the kernel says that every process has stopped, or thaws them again.
-func (c *Cgroups) Freeze(ctx context.Context) error {
+func (c *Cgroups) Freeze(ctx context.Context) (*Frozen, error) {
 	names, err := c.groups()
 	if err != nil {
-		return err
+		return nil, err
 	}
+	f := &Frozen{}
 	for _, name := range names {
-		if err := write(c.user(name), "cgroup.freeze", "1"); err != nil {
-			return errors.Join(err, c.Thaw())
+		fd, err := unix.Open(c.user(name)+"/cgroup.freeze", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENOENT) {
+			continue // a context that is going away
+		}
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("open cgroup.freeze of %s: %w", name, err), f.Thaw())
+		}
+		f.groups = append(f.groups, frozenGroup{name, fd})
+	}
+	if err := f.Refreeze(); err != nil {
+		return nil, errors.Join(err, f.Thaw())
+	}
+	for _, g := range f.groups {
+		if err := waitEvent(ctx, c.user(g.name), "frozen 1"); err != nil {
+			return nil, errors.Join(fmt.Errorf("freeze processes of %s: %w", g.name, err), f.Thaw())
 		}
 	}
-	for _, name := range names {
-		if err := waitEvent(ctx, c.user(name), "frozen 1"); err != nil {
-			return errors.Join(fmt.Errorf("freeze processes of %s: %w", name, err), c.Thaw())
-		}
+	return f, nil
+}
+
+// Frozen is a set of frozen groups, with open descriptors so that thawing takes little.
+type Frozen struct{ groups []frozenGroup }
+
+type frozenGroup struct {
+	name string
+	fd   int
+}
+
+func (g frozenGroup) set(value string) error {
+	if _, err := unix.Pwrite(g.fd, []byte(value), 0); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("write %s to cgroup.freeze of %s: %w", value, g.name, err)
 	}
 	return nil
 }
 
-// Thaw lets all groups run.
-func (c *Cgroups) Thaw() error {
-	names, err := c.groups()
-	if err != nil {
-		return err
-	}
+// Thaw lets all groups run and ends the set.
+func (f *Frozen) Thaw() error {
 	var errs []error
-	for _, name := range names {
-		errs = append(errs, write(c.user(name), "cgroup.freeze", "0"))
+	for _, g := range f.groups {
+		errs = append(errs, g.set("0"), unix.Close(g.fd))
 	}
+	f.groups = nil
 	return errors.Join(errs...)
 }
 
 // ThawContext lets one context run.
-func (c *Cgroups) ThawContext(id string) error {
-	return write(c.user(ctxPrefix+id), "cgroup.freeze", "0")
+func (f *Frozen) ThawContext(id string) error {
+	for _, g := range f.groups {
+		if g.name == ctxPrefix+id {
+			return g.set("0")
+		}
+	}
+	return fmt.Errorf("context %s has no cgroup", id)
+}
+
+// Refreeze stops the groups again, without waiting.
+func (f *Frozen) Refreeze() error {
+	var errs []error
+	for _, g := range f.groups {
+		errs = append(errs, g.set("1"))
+	}
+	return errors.Join(errs...)
 }
 
 // PIDs are all user processes.

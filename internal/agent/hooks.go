@@ -21,38 +21,48 @@ const (
 	maxHooks  = 100
 )
 
-// runHooks runs the image's fork hooks, in the order of their names, while other user processes are still frozen. A
-// hook that fails leaves something of the image unrenewed, which the report says; it does not fail the fork.
+// listHooks finds the image's fork hooks, in the order of their names.
+func listHooks(root string) []string {
+	entries, err := os.ReadDir(filepath.Join(root, hookDir))
+	if err != nil {
+		return nil // there is none, usually
+	}
+	var names []string
+	for _, e := range entries {
+		info, err := os.Stat(filepath.Join(root, hookDir, e.Name()))
+		if err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// runHooks runs the fork hooks while user processes are still frozen, but for contexts. A hook that fails leaves
+// something of the image unrenewed, which the report says; it does not fail the fork.
 func (a *Agent) runHooks(ctx context.Context, req *wire.AwakenRequest, report *wire.AwakenReport) {
-	dir := filepath.Join(a.cfg.System.Root, hookDir)
-	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) == 0 {
+	if len(a.prepared.hooks) == 0 {
 		return
 	}
-	a.startAgain()
+	a.prepared.startAgain()
 	failed := func(name, why string) {
 		report.NotRenewed = append(report.NotRenewed, wire.NotRenewed{What: "fork_hook", Name: "/" + hookDir + "/" + name, Why: why})
 	}
 	env, err := a.hookEnv(req)
-	if err != nil {
-		failed("", err.Error())
-		return
-	}
-	for i, e := range entries {
-		path := filepath.Join(dir, e.Name())
-		info, err := os.Stat(path)
+	for i, name := range a.prepared.hooks {
+		var why string
 		switch {
+		case err != nil:
+			why = err.Error()
 		case i >= maxHooks:
-			failed(e.Name(), fmt.Sprintf("not run: more than %d hooks", maxHooks))
-			continue
-		case err != nil || !info.Mode().IsRegular() || info.Mode()&0o111 == 0:
+			why = fmt.Sprintf("not run: more than %d hooks", maxHooks)
+		default:
+			why = a.runHook(ctx, filepath.Join(a.cfg.System.Root, hookDir, name), env)
+		}
+		if why != "" {
+			failed(name, why)
 			continue
 		}
-		if why := a.runHook(ctx, path, env); why != "" {
-			failed(e.Name(), why)
-			continue
-		}
-		report.Renewed = append(report.Renewed, "fork_hook:"+e.Name())
+		report.Renewed = append(report.Renewed, "fork_hook:"+name)
 	}
 }
 

@@ -22,11 +22,16 @@ import (
 
 // renewHostKeys replaces the SSH server's keys, where there are any. An RSA key takes seconds in an emulated guest, so
 // it is renewed only where there is no other kind, and removed otherwise: better no key than everybody's.
-func (a *Agent) renewHostKeys(ctx context.Context, root *os.Root, report *wire.AwakenReport) error {
-	keys, err := hostKeys(root)
-	if err != nil || len(keys) == 0 {
-		return err
+func (a *Agent) renewHostKeys(ctx context.Context, report *wire.AwakenReport) error {
+	keys := a.prepared.hostKeys
+	if len(keys) == 0 {
+		return nil
 	}
+	root, err := os.OpenRoot(a.cfg.System.Root)
+	if err != nil {
+		return fmt.Errorf("renew SSH host keys: %w", err)
+	}
+	defer root.Close()
 	for _, name := range keys {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -53,16 +58,22 @@ func (a *Agent) renewHostKeys(ctx context.Context, root *os.Root, report *wire.A
 	return nil
 }
 
-func hostKeys(root *os.Root) ([]string, error) {
-	// Lstat first: most images have no SSH server, and reading a directory costs more than finding none.
-	if _, err := root.Lstat("etc/ssh"); err != nil {
-		return nil, nil //nolint:nilerr // no SSH server
-	}
-	keys, err := fs.Glob(root.FS(), "etc/ssh/ssh_host_*_key")
+// listHostKeys finds the private keys, relative to root.
+func listHostKeys(root string) []string {
+	keys, err := fs.Glob(os.DirFS(root), "etc/ssh/ssh_host_*_key")
 	if err != nil {
-		return nil, fmt.Errorf("list SSH host keys: %w", err)
+		return nil // the pattern is fine
 	}
-	return keys, nil
+	return keys
+}
+
+// replace puts a file in place of whatever has the name, without following a link there.
+func replace(root *os.Root, path string, content []byte, mode fs.FileMode) error {
+	tmp := path + ".forkd-new"
+	if err := root.WriteFile(tmp, content, mode); err != nil {
+		return err
+	}
+	return root.Rename(tmp, path)
 }
 
 func newHostKey(kind string, only bool) (crypto.Signer, error) {

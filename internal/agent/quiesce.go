@@ -20,7 +20,7 @@ func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, _ []byte) error {
 	if a.Phase() != PhaseReady {
 		return wire.Errorf(wire.CodePrecondition, "the machine is being built and cannot be captured yet; call %s first", wire.MethodPivot)
 	}
-	if a.frozen() {
+	if a.prepared != nil {
 		return nil
 	}
 	if err := a.cfg.Contexts.Quiesce(ctx); err != nil {
@@ -28,50 +28,65 @@ func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, _ []byte) error {
 	}
 	// The children of this machine start with a tidy heap and collect no garbage on their way to the first answer.
 	runtime.GC()
-	return a.freeze(ctx)
+	return a.stop(ctx)
 }
 
-func (a *Agent) frozen() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.quiesced != nil
+// prepared is what a stopped machine has ready for its awakening: in a fork all code runs for the first time and costs
+// accordingly, so whatever can be found out beforehand is.
+type prepared struct {
+	frozen    *Frozen
+	resume    func() // lets the reaper start processes again
+	files     *identityFiles
+	processes []wire.NotRenewed
+	hostKeys  []string
+	hooks     []string
 }
 
-func (a *Agent) freeze(ctx context.Context) error {
+// stop freezes all user processes and prepares the awakening.
+func (a *Agent) stop(ctx context.Context) (err error) {
+	p := &prepared{}
+	if p.files, err = openIdentity(&a.cfg.System); err != nil {
+		return err
+	}
+	p.hostKeys = listHostKeys(a.cfg.System.Root)
+	p.hooks = listHooks(a.cfg.System.Root)
 	limited, cancel := context.WithTimeout(ctx, freezeLimit)
 	defer cancel()
-	resume := a.cfg.Reaper.Pause()
-	if err := a.cfg.Cgroups.Freeze(limited); err != nil {
-		resume()
+	p.resume = a.cfg.Reaper.Pause()
+	if p.frozen, err = a.cfg.Cgroups.Freeze(limited); err != nil {
+		p.resume()
+		p.files.close()
 		if errors.Is(err, context.DeadlineExceeded) {
 			return wire.Errorf(wire.CodeDeadline, "user processes did not stop within %v, they run on: %v; try again", freezeLimit, err)
 		}
 		return err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.quiesced = resume
+	a.prepared = p
+	if p.processes, err = a.userProcesses(); err != nil {
+		return errors.Join(err, a.thaw())
+	}
 	return nil
 }
 
 // startAgain lets the reaper start processes: needed for fork hooks while users' are still frozen.
-func (a *Agent) startAgain() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.quiesced != nil {
-		a.quiesced()
-		a.quiesced = func() {}
+func (p *prepared) startAgain() {
+	if p.resume != nil {
+		p.resume()
+		p.resume = nil
 	}
 }
 
 // thaw lets everything run.
 func (a *Agent) thaw() error {
-	a.startAgain()
-	if err := a.cfg.Cgroups.Thaw(); err != nil {
+	p := a.prepared
+	if p == nil {
+		return nil
+	}
+	p.startAgain()
+	if err := p.frozen.Thaw(); err != nil {
 		return err
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.quiesced = nil
+	p.files.close()
+	a.prepared = nil
 	return nil
 }

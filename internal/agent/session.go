@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -43,7 +42,7 @@ func (a *Agent) Serve(ctx context.Context, port io.ReadWriter) error {
 }
 
 func (a *Agent) answer(conn *sessionConn, p *wire.Preamble) error {
-	hello, err := json.Marshal(&wire.Hello{
+	hello, err := wire.Encode(&wire.Hello{
 		Version:    wire.Version,
 		Agent:      a.cfg.Version,
 		Features:   []string{},
@@ -154,7 +153,7 @@ func reply(s *wire.Stream, err error) {
 
 // decode reads a request's JSON.
 func decode(request []byte, v any) error {
-	if err := json.Unmarshal(request, v); err != nil {
+	if err := wire.Decode(request, v); err != nil {
 		return wire.Errorf(wire.CodeInvalid, "unreadable request: %v", err)
 	}
 	return nil

@@ -106,7 +106,7 @@ func (s *Stream) write(kind Kind, payload []byte) error {
 
 // SendMessage sends v as JSON.
 func (s *Stream) SendMessage(v any) error {
-	b, err := json.Marshal(v)
+	b, err := Encode(v)
 	if err != nil {
 		return fmt.Errorf("encode message: %w", err)
 	}
