@@ -92,6 +92,10 @@ func (d *decoder) syntax(err error) {
 	if m := yamlLine.FindStringSubmatch(message); m != nil {
 		f.Line, _ = strconv.Atoi(m[1])
 		f.Message = m[2]
+		// The library counts from 0 in its parser's errors and from 1 in its scanner's.
+		if strings.HasPrefix(f.Message, "did not find expected") {
+			f.Line++
+		}
 	}
 	d.faults = append(d.faults, f)
 }

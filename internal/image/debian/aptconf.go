@@ -9,6 +9,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"golang.org/x/net/http/httpproxy"
 )
 
 // AptConf is the host's apt configuration as far as downloading needs it: keys in lower case, joined by "::".
@@ -76,23 +78,19 @@ func (c AptConf) Bool(key string, fallback bool) bool {
 // Get is a setting or "".
 func (c AptConf) Get(key string) string { return c[strings.ToLower(key)] }
 
-// Proxy chooses the proxy of a request as apt does: a setting for the host before one for the scheme, "DIRECT" for
-// none, and the environment when apt has no opinion.
-func (c AptConf) Proxy(req *http.Request) (*url.URL, error) {
-	scheme, host := req.URL.Scheme, req.URL.Hostname()
-	keys := []string{"acquire::" + scheme + "::proxy::" + host, "acquire::" + scheme + "::proxy"}
-	if scheme == "https" { // apt's https method takes the http proxy when it has none of its own.
-		keys = append(keys, "acquire::http::proxy::"+host, "acquire::http::proxy")
-	}
-	for _, key := range keys {
-		value := strings.TrimSpace(c[strings.ToLower(key)])
-		if value == "" {
-			continue
-		}
-		if strings.EqualFold(value, "DIRECT") || strings.EqualFold(value, "false") {
+// ProxyFunc chooses the proxy of a request as apt does: a setting for the host before one for the scheme, "DIRECT" for
+// none, and the environment (as it is now) when apt has no opinion.
+func (c AptConf) ProxyFunc() func(*http.Request) (*url.URL, error) {
+	// Not http.ProxyFromEnvironment, which remembers the environment of its first call.
+	environment := httpproxy.FromEnvironment().ProxyFunc()
+	return func(req *http.Request) (*url.URL, error) {
+		key, value := c.proxySetting(req.URL)
+		switch {
+		case value == "":
+			return environment(req.URL)
+		case strings.EqualFold(value, "DIRECT") || strings.EqualFold(value, "false"):
 			return nil, nil
-		}
-		if !strings.Contains(value, "://") {
+		case !strings.Contains(value, "://"):
 			value = "http://" + value
 		}
 		u, err := url.Parse(value)
@@ -104,7 +102,19 @@ func (c AptConf) Proxy(req *http.Request) (*url.URL, error) {
 		}
 		return u, nil
 	}
-	return http.ProxyFromEnvironment(req)
+}
+
+func (c AptConf) proxySetting(u *url.URL) (key, value string) {
+	keys := []string{"acquire::" + u.Scheme + "::proxy::" + u.Hostname(), "acquire::" + u.Scheme + "::proxy"}
+	if u.Scheme == "https" { // apt's https method takes the http proxy when it has none of its own.
+		keys = append(keys, "acquire::http::proxy::"+u.Hostname(), "acquire::http::proxy")
+	}
+	for _, key := range keys {
+		if value := strings.TrimSpace(c[strings.ToLower(key)]); value != "" {
+			return key, value
+		}
+	}
+	return "", ""
 }
 
 // parse reads apt.conf(5) text: nested scopes, lists, comments; "#include" and "#clear" are honoured as far as they

@@ -29,6 +29,8 @@ type Config struct {
 	Arch     string // Debian's word: "amd64", "arm64"
 	Now      func() time.Time
 	Progress Progress
+
+	retryGap time.Duration // of tests; 0: the fetcher's own
 }
 
 // Archive is the verified state of one base's suites: it knows the indexes' digests, and fetches the indexes
@@ -68,6 +70,9 @@ func Open(ctx context.Context, cfg Config, base Base) (*Archive, error) {
 	fetcher, err := NewFetcher(cfg.CacheDir, conf, cfg.Root, cfg.Progress)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.retryGap > 0 {
+		fetcher.retryGap = cfg.retryGap
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
