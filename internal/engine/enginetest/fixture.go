@@ -126,7 +126,7 @@ func Talk(t testing.TB, m engine.Machine) *Guest {
 		t.Fatalf("%v\nconsole: %s", err, m.Console())
 	}
 	g.t = t
-	t.Cleanup(func() { _ = g.conn.Close() })
+	t.Cleanup(g.Close)
 	return g
 }
 
@@ -199,6 +199,9 @@ func (g *Guest) Ask(request string) (string, error) {
 	}
 	return strings.TrimPrefix(answer, " "), nil
 }
+
+// Close ends the conversation, not the machine.
+func (g *Guest) Close() { _ = g.conn.Close() }
 
 // Do is Ask for a request that must succeed.
 func (g *Guest) Do(request string) string {

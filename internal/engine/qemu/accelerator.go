@@ -46,18 +46,20 @@ func chooseAccelerator(ctx context.Context, cfg Config, h *host) error {
 		return nil
 	}
 	p.accelerator = KVM
-	p.cpu, err = kvmCPU(p.arch)
-	return err
+	return kvmCPU(p)
 }
 
-func kvmCPU(arch string) (string, error) {
+// kvmCPU names the CPU a guest under KVM sees.
+func kvmCPU(p *platform) error {
 	id, err := cpuIdentity()
 	if err != nil {
-		return "", err
+		return err
 	}
-	if arch == "arm64" {
+	if p.arch == "arm64" {
 		// KVM on arm64 offers no model but the host's own.
-		return "host", nil
+		p.cpu, p.cpuIdentity = "host", id
+		return nil
 	}
-	return strings.Replace(cpuKVM, "qemu64,", "qemu64,vendor="+id+",", 1), nil
+	p.cpu = strings.Replace(cpuKVM, "qemu64,", "qemu64,vendor="+id+",", 1)
+	return nil
 }

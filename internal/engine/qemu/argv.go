@@ -20,8 +20,9 @@ const (
 // platform is everything the arguments depend on besides the spec: what makes two machines of the same format equal.
 type platform struct {
 	arch        string // GOARCH of the guest
-	accelerator string // "tcg" or "kvm"
+	accelerator string // TCG or KVM
 	cpu         string // the whole value of -cpu
+	cpuIdentity string // arm64 under KVM: which CPU "host" stands for
 	clockHz     int64  // amd64: the host's time stamp counter, for the kernel's delay loops
 }
 
@@ -31,8 +32,12 @@ const (
 	machineARM64 = "virt-7.2"
 )
 
-// translationCacheMiB bounds TCG's cache of translated guest code, the largest part of a child's own memory.
-const translationCacheMiB = 32
+// TCG's cache of translated guest code, in MiB. It grows as code is run for the first time and is part of each
+// machine's own memory, so a child's is bounded; a machine that boots and warms up runs more code, once.
+const (
+	childCache = 64
+	bootCache  = 256
+)
 
 func (p *platform) machine() string {
 	if p.arch == "arm64" {
@@ -71,7 +76,7 @@ func argv(p *platform, spec *engine.Spec, m mode) ([]string, error) {
 	if m == restored {
 		return append(args, "-incoming", "defer"), nil
 	}
-	return append(args, "-kernel", escape(spec.Boot.Kernel), "-initrd", escape(spec.Boot.Initrd),
+	return append(args, "-kernel", spec.Boot.Kernel, "-initrd", spec.Boot.Initrd,
 		"-append", p.cmdline(spec)), nil
 }
 
@@ -91,9 +96,13 @@ func (p *platform) board(spec *engine.Spec, m mode) []string {
 		// qboot starts the kernel some 0.5 s earlier than SeaBIOS under TCG.
 		args = append(args, "-bios", "qboot.rom")
 	}
-	accel := "kvm"
-	if p.accelerator == "tcg" {
-		accel = fmt.Sprintf("tcg,thread=multi,tb-size=%d", translationCacheMiB)
+	accel := KVM
+	if p.accelerator == TCG {
+		cache := childCache
+		if m == coldBoot {
+			cache = bootCache
+		}
+		accel = fmt.Sprintf("tcg,thread=multi,tb-size=%d", cache)
 	}
 	return append(args, "-accel", accel, "-cpu", p.cpu,
 		"-smp", fmt.Sprintf("cpus=%d,sockets=1,cores=%d,threads=1", spec.CPUs, spec.CPUs),
@@ -144,11 +153,11 @@ func (p *platform) cmdline(spec *engine.Spec) string {
 	} else {
 		words = append(words, "console=ttyS0", "reboot=k", "8250.nr_uarts=1", "no_timer_check")
 	}
-	if p.accelerator == "tcg" {
+	if p.accelerator == TCG {
 		// Emulated code does not speculate; the kernel's mitigations only cost time.
 		words = append(words, "mitigations=off")
 	}
-	if p.accelerator == "tcg" && p.arch == "amd64" {
+	if p.accelerator == TCG && p.arch == "amd64" {
 		words = append(words, "clocksource=hpet", "tsc=unstable", "tsc_early_khz="+strconv.FormatInt(p.clockHz/1000, 10))
 	}
 	if spec.Boot.Cmdline != "" {

@@ -78,7 +78,7 @@ func confinement(host *host, spec *engine.Spec, m mode) *proc.Confine {
 	if m == coldBoot {
 		c.ReadOnly = append(c.ReadOnly, spec.Boot.Kernel, spec.Boot.Initrd)
 	}
-	if host.platform.accelerator == "kvm" {
+	if host.platform.accelerator == KVM {
 		c.ReadWrite = append(c.ReadWrite, "/dev/kvm")
 	}
 	return c

@@ -43,6 +43,9 @@ func (h *host) format() engine.Format {
 		Engine: Name, Version: h.version, Arch: h.platform.arch, Accelerator: h.platform.accelerator,
 		Machine: h.platform.machine() + layoutRevision, CPUModel: h.platform.cpu,
 	}
+	if h.platform.cpuIdentity != "" {
+		f.CPUModel += " " + h.platform.cpuIdentity
+	}
 	if h.platform.accelerator == KVM {
 		// Emulated machines keep time by devices that count nanoseconds; see decision 0002.
 		f.TSCHz = h.platform.clockHz
