@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -31,7 +32,7 @@ func bzImage(payload []byte) []byte {
 	binary.LittleEndian.PutUint16(image[0x206:], 0x20f)
 	binary.LittleEndian.PutUint32(image[0x248:], 64)
 	binary.LittleEndian.PutUint32(image[0x24c:], uint32(len(payload)))
-	return append(image, payload...)
+	return slices.Concat(image, payload)
 }
 
 func lz4Payload(t testing.TB, data []byte) []byte {
@@ -114,7 +115,7 @@ func TestPVHNote(t *testing.T) {
 }
 
 func FuzzUnpackKernel(f *testing.F) {
-	f.Add(bzImage(lz4Payload(f, []byte("hello hello hello hello"))))
+	f.Add(bzImage(lz4Payload(f, []byte("a kernel, a kernel, a kernel"))))
 	f.Add(vmlinux("Xen\x00", 18))
 	f.Fuzz(func(_ *testing.T, data []byte) {
 		if len(data) > 8 { // the size at the end says how much to allocate.

@@ -427,8 +427,13 @@ func (t *tree) database(here []*installed) error {
 		name string
 		data []byte
 	}{
-		{"status", status.Bytes()}, {"available", nil}, {"diversions", nil}, {"statoverride", nil},
-		{"info/format", []byte("1\n")}, {"triggers/File", lines(tr.file)}, {"triggers/Unincorp", nil},
+		{"status", status.Bytes()},
+		{"available", nil},
+		{"diversions", nil},
+		{"statoverride", nil},
+		{"info/format", []byte("1\n")},
+		{"triggers/File", lines(tr.file)},
+		{"triggers/Unincorp", nil},
 	}
 	for _, f := range files {
 		if err := t.file(dir+f.name, 0o644, f.data); err != nil {

@@ -28,9 +28,14 @@ func packages() []debiantest.Package {
 		{
 			Name: "base-files", Version: "12", Fields: "Essential: yes\nPriority: required\n",
 			Files: []debiantest.File{
-				{Name: "./", Mode: 0o755}, {Name: "./tmp/", Mode: 0o1777}, {Name: "./root/", Mode: 0o700}, {Name: "./bin/", Mode: 0o755},
-				{Name: "./etc/", Mode: 0o755}, {Name: "./etc/issue", Mode: 0o644, Data: "hello"},
-				{Name: "./var/run", Type: tar.TypeSymlink, Link: "/run", Mode: 0o777}, {Name: "./run/", Mode: 0o755},
+				{Name: "./", Mode: 0o755},
+				{Name: "./tmp/", Mode: 0o1777},
+				{Name: "./root/", Mode: 0o700},
+				{Name: "./bin/", Mode: 0o755},
+				{Name: "./etc/", Mode: 0o755},
+				{Name: "./etc/issue", Mode: 0o644, Data: "hello"},
+				{Name: "./var/run", Type: tar.TypeSymlink, Link: "/run", Mode: 0o777},
+				{Name: "./run/", Mode: 0o755},
 			},
 			Scripts: map[string]string{"conffiles": "/etc/issue\n/etc/not-shipped\nremove-on-upgrade /etc/old\n", "md5sums": ""},
 		},
@@ -50,10 +55,13 @@ func packages() []debiantest.Package {
 		{
 			Name: "sh", Version: "1", Fields: "Essential: yes\nPriority: required\nPre-Depends: libc6\n",
 			Files: []debiantest.File{
-				{Name: "./bin/", Mode: 0o755}, {Name: "./bin/su", Mode: 0o4755, UID: 0, Data: "su"},
+				{Name: "./bin/", Mode: 0o755},
+				{Name: "./bin/su", Mode: 0o4755, UID: 0, Data: "su"},
 				{Name: "./bin/sh", Mode: 0o755, Data: "shell", PAX: map[string]string{"SCHILY.xattr.security.capability": "\x01\x02"}},
 				{Name: "./usr/bin/ash", Type: tar.TypeLink, Link: "./bin/sh", Mode: 0o755},
-				{Name: "./var/mail/", Mode: 0o2775, UID: 8}, {Name: "./var/run/sh/", Mode: 0o755}, {Name: "./var/run/sh/pid", Mode: 0o600, Data: "1"},
+				{Name: "./var/mail/", Mode: 0o2775, UID: 8},
+				{Name: "./var/run/sh/", Mode: 0o755},
+				{Name: "./var/run/sh/pid", Mode: 0o600, Data: "1"},
 			},
 		},
 		{Name: "apt", Version: "2.6", Fields: "Priority: important\n"},
@@ -535,8 +543,7 @@ func TestFilesScript(t *testing.T) {
 
 // TestMaintscriptHelper: only calls that concern no upgrade are cut short.
 func TestMaintscriptHelper(t *testing.T) {
-	real := "/usr/bin/dpkg-maintscript-helper"
-	script := strings.ReplaceAll(maintscriptHelper, "exec "+real, "echo real")
+	script := strings.ReplaceAll(maintscriptHelper, "exec /usr/bin/dpkg-maintscript-helper", "echo real")
 	for _, c := range []struct {
 		name string
 		args []string

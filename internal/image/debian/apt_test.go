@@ -2,6 +2,7 @@ package debian
 
 import (
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -48,8 +49,7 @@ Plain::Key plain;
 }
 
 func TestProxy(t *testing.T) {
-	t.Setenv("http_proxy", "http://env:1")
-	t.Setenv("https_proxy", "http://envs:1")
+	environment := func(*http.Request) (*url.URL, error) { return url.Parse("http://env:1") }
 	for _, c := range []struct{ name, conf, url, want string }{
 		{"environment", "", "http://m.example/x", "http://env:1"},
 		{"scheme", `Acquire::http::Proxy "http://a:3142/";`, "http://m.example/x", "http://a:3142/"},
@@ -69,7 +69,7 @@ func TestProxy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			u, err := conf.ProxyFunc()(req)
+			u, err := conf.ProxyFunc(environment)(req)
 			got := ""
 			if u != nil {
 				got = u.String()

@@ -9,8 +9,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-
-	"golang.org/x/net/http/httpproxy"
 )
 
 // AptConf is the host's apt configuration as far as downloading needs it: keys in lower case, joined by "::".
@@ -79,15 +77,13 @@ func (c AptConf) Bool(key string, fallback bool) bool {
 func (c AptConf) Get(key string) string { return c[strings.ToLower(key)] }
 
 // ProxyFunc chooses the proxy of a request as apt does: a setting for the host before one for the scheme, "DIRECT" for
-// none, and the environment (as it is now) when apt has no opinion.
-func (c AptConf) ProxyFunc() func(*http.Request) (*url.URL, error) {
-	// Not http.ProxyFromEnvironment, which remembers the environment of its first call.
-	environment := httpproxy.FromEnvironment().ProxyFunc()
+// none, and fallback (http.ProxyFromEnvironment) when apt has no opinion.
+func (c AptConf) ProxyFunc(fallback func(*http.Request) (*url.URL, error)) func(*http.Request) (*url.URL, error) {
 	return func(req *http.Request) (*url.URL, error) {
 		key, value := c.proxySetting(req.URL)
 		switch {
 		case value == "":
-			return environment(req.URL)
+			return fallback(req)
 		case strings.EqualFold(value, "DIRECT") || strings.EqualFold(value, "false"):
 			return nil, nil
 		case !strings.Contains(value, "://"):

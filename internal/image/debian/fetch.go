@@ -43,7 +43,7 @@ func NewFetcher(dir string, conf AptConf, root fs.FS, progress Progress) (*Fetch
 		progress = func(string, int64, int64) {}
 	}
 	transport := &http.Transport{
-		Proxy:                 conf.ProxyFunc(),
+		Proxy:                 conf.ProxyFunc(http.ProxyFromEnvironment),
 		TLSClientConfig:       tlsConfig,
 		MaxIdleConnsPerHost:   parallelDownloads,
 		IdleConnTimeout:       30 * time.Second,

@@ -43,7 +43,9 @@ func TestParseInRelease(t *testing.T) {
 		{"no digests", debiantest.Sign(t, key, "Origin: Debian\n", now), openpgp.EntityList{key}, now, "no SHA256"},
 		{"two paragraphs", debiantest.Sign(t, key, releaseText+"\nOrigin: x\n", now), openpgp.EntityList{key}, now, "more than one paragraph"},
 		{
-			"file leaves archive", debiantest.Sign(t, key, strings.Replace(releaseText, "main/", "../", 1), now), openpgp.EntityList{key}, now,
+			"file leaves archive", debiantest.Sign(t, key, strings.Replace(releaseText, "main/", "../", 1), now),
+			openpgp.EntityList{key},
+			now,
 			"bad file name",
 		},
 	}

@@ -34,10 +34,12 @@ func Resolve(x *Index, wanted, suites []string) ([]*Package, error) {
 			return nil, err
 		}
 	}
-	for i := 0; i < len(r.order); i++ {
-		if err := r.satisfy(r.order[i]); err != nil {
+	done := 0
+	for done < len(r.order) { // satisfy appends to order.
+		if err := r.satisfy(r.order[done]); err != nil {
 			return nil, err
 		}
+		done++
 	}
 	if err := r.checkConflicts(); err != nil {
 		return nil, err
@@ -94,10 +96,8 @@ func (r *resolution) satisfy(p *Package) error {
 }
 
 func (r *resolution) satisfyOne(p *Package, alternatives []Dependency) error {
-	for _, d := range alternatives {
-		if r.satisfied(d) {
-			return nil
-		}
+	if slices.ContainsFunc(alternatives, r.satisfied) {
+		return nil
 	}
 	for _, d := range alternatives {
 		if c := r.candidate(d); c != nil {

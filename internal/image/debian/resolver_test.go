@@ -17,11 +17,7 @@ func indexOf(t *testing.T, lines ...string) *Index {
 		head, fields, _ := strings.Cut(line, ";")
 		name, version, _ := strings.Cut(head, " ")
 		text := fmt.Sprintf("Package: %s\nVersion: %s\nFilename: pool/%s.deb\nSize: 1\nSHA256: %064d\n", name, version, name, 1)
-		for field := range strings.SplitSeq(fields, ";") {
-			if field = strings.TrimSpace(field); field != "" {
-				text += field + "\n"
-			}
-		}
+		text += strings.TrimLeft(strings.ReplaceAll(fields, ";", "\n")+"\n", "\n")
 		if err := x.Add(strings.NewReader(text), "http://m", "s"); err != nil {
 			t.Fatal(err)
 		}
