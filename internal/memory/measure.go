@@ -14,8 +14,8 @@ import (
 
 // Usage is the memory of one process.
 type Usage struct {
-	OwnBytes          int64 // pages only this process maps: what ending it would free
-	SharedBytes       int64 // pages others map too, such as the image all siblings stand on
+	OwnBytes          int64 // anonymous: what the process wrote, copies of the image's pages included; swapped pages too
+	SharedBytes       int64 // pages of files and of the image, which exist once however many map them
 	ProportionalBytes int64 // own plus, of each shared page, the share of this process (Pss)
 }
 
@@ -41,7 +41,9 @@ func measure(pid int) (Usage, error) {
 }
 
 func parseSmapsRollup(b []byte) (Usage, error) {
+	// Not Private_*: a page of the image counts as private there while only one process happens to map it.
 	var u Usage
+	var rss, anonymous int64
 	found := false
 	for line := range bytes.Lines(b) {
 		name, rest, ok := strings.Cut(string(line), ":")
@@ -51,10 +53,12 @@ func parseSmapsRollup(b []byte) (Usage, error) {
 		}
 		var sum *int64
 		switch name {
-		case "Private_Clean", "Private_Dirty":
+		case "Anonymous":
+			sum = &anonymous
+		case "Swap":
 			sum = &u.OwnBytes
-		case "Shared_Clean", "Shared_Dirty":
-			sum = &u.SharedBytes
+		case "Rss":
+			sum = &rss
 		case "Pss":
 			sum, found = &u.ProportionalBytes, true
 		default:
@@ -70,5 +74,7 @@ func parseSmapsRollup(b []byte) (Usage, error) {
 		// The kernel answers a process that has no memory left, a zombie, with an empty file.
 		return Usage{}, fmt.Errorf("it has no memory any more: %w", fs.ErrNotExist)
 	}
+	u.OwnBytes += anonymous
+	u.SharedBytes = rss - anonymous
 	return u, nil
 }

@@ -386,6 +386,52 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
+// TestMeasureTellsOwnFromShared: pages of the image that a lone child reads are not its own, those it writes are.
+func TestMeasureTellsOwnFromShared(t *testing.T) {
+	const size = 32 << 20
+	s, err := NewScratch(size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for off := int64(0); off < size; off += PageSize {
+		if _, err := s.File().WriteAt([]byte{1}, off); err != nil {
+			t.Fatal(err)
+		}
+	}
+	image, err := s.Seal()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	m, err := unix.Mmap(int(image.File().Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(m) }()
+	own := func() int64 {
+		debug.FreeOSMemory()
+		u, err := Measure(os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return u.OwnBytes
+	}
+	before, sum := own(), byte(0)
+	for i := 0; i < size; i += PageSize {
+		sum += m[i]
+	}
+	read := own()
+	if grown := read - before; grown > size/4 || sum == 1 {
+		t.Errorf("reading %d bytes of an image raised own memory by %d", size, grown)
+	}
+	for i := 0; i < size/2; i += PageSize {
+		m[i] = 2
+	}
+	if grown := own() - read; grown < size/2*3/4 || grown > size/2*5/4 {
+		t.Errorf("writing %d bytes raised own memory by %d", size/2, grown)
+	}
+}
+
 func TestMeasureGoneProcess(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "true")
 	if err := cmd.Start(); err != nil {
@@ -402,8 +448,8 @@ func TestMeasureGoneProcess(t *testing.T) {
 
 func TestParseSmapsRollup(t *testing.T) {
 	u, err := parseSmapsRollup([]byte("55d4-7ffe ---p 00000000 00:00 0   [rollup]\nRss:  900 kB\nPss:  500 kB\nPss_Dirty:  9 kB\n" +
-		"Shared_Clean: 10 kB\nShared_Dirty:  20 kB\nPrivate_Clean:  100 kB\nPrivate_Dirty:  300 kB\nSwap: 1 kB\n"))
-	if want := (Usage{OwnBytes: 400 << 10, SharedBytes: 30 << 10, ProportionalBytes: 500 << 10}); u != want || err != nil {
+		"Shared_Clean: 10 kB\nPrivate_Dirty:  800 kB\nAnonymous:  300 kB\nSwap: 1 kB\n"))
+	if want := (Usage{OwnBytes: 301 << 10, SharedBytes: 600 << 10, ProportionalBytes: 500 << 10}); u != want || err != nil {
 		t.Errorf("got %+v, %v", u, err)
 	}
 	if _, err := parseSmapsRollup(nil); !errors.Is(err, fs.ErrNotExist) {
