@@ -91,10 +91,21 @@ func (p *Process) reason(state *os.ProcessState, err error) error {
 		return nil
 	}
 	text := describe(state)
-	if said := strings.TrimSpace(string(p.output.tail(2 << 10))); said != "" {
+	if said := p.said(); said != "" {
 		text += ": " + said
 	}
 	return fmt.Errorf("%s %s", p.name, text)
+}
+
+// said is the newest output on one line, without the program's name that many put before each.
+func (p *Process) said() string {
+	var lines []string
+	for line := range strings.Lines(string(p.output.tail(2 << 10))) {
+		if line = strings.TrimPrefix(strings.TrimSpace(line), p.name+": "); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "; ")
 }
 
 func describe(state *os.ProcessState) string {

@@ -141,7 +141,8 @@ func diskArgs(spec *engine.Spec) []string {
 	return []string{
 		"-blockdev", "driver=file,node-name=disk-file,filename=" + escape(spec.Disk.Path) + ",aio=threads," + cache,
 		"-blockdev", "driver=" + spec.Disk.Format + ",node-name=disk,file=disk-file," + cache,
-		"-device", "virtio-blk-pci,id=vda,drive=disk,num-queues=1,discard=off,write-zeroes=off,addr=0x4," + modern,
+		// A full host gives the guest an error; QEMU's default would stop the guest until somebody came along.
+		"-device", "virtio-blk-pci,id=vda,drive=disk,num-queues=1,discard=off,write-zeroes=off,werror=report,rerror=report,addr=0x4," + modern,
 	}
 }
 

@@ -4,13 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/memory"
 )
 
+// callLimit ends a call on a QEMU that hangs, for callers whose context has no end. It is far more than the busiest
+// host takes.
+const callLimit = 2 * time.Minute
+
+func withLimit(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, callLimit, fmt.Errorf("QEMU does not answer for %s", callLimit))
+}
+
 // Boot implements engine.Engine.
 func (e *Engine) Boot(ctx context.Context, spec *engine.Spec) (engine.Machine, error) {
+	ctx, cancel := withLimit(ctx)
+	defer cancel()
 	m, err := e.boot(ctx, spec)
 	if err != nil {
 		return nil, fmt.Errorf("boot machine %s: %w", spec.ID, err)

@@ -16,6 +16,8 @@ const quitTime = 10 * time.Second
 
 // Freeze implements engine.Machine.
 func (m *machine) Freeze(ctx context.Context) (*engine.Checkpoint, error) {
+	ctx, cancel := withLimit(ctx)
+	defer cancel()
 	c, err := m.freeze(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("freeze machine %s: %w", m.spec.ID, errors.Join(err, m.Close()))

@@ -16,6 +16,8 @@ const maxState = 64 << 20
 
 // Restore implements engine.Engine.
 func (e *Engine) Restore(ctx context.Context, spec *engine.Spec, from *engine.Checkpoint) (engine.Machine, error) {
+	ctx, cancel := withLimit(ctx)
+	defer cancel()
 	m, err := e.restore(ctx, spec, from)
 	if err != nil {
 		return nil, fmt.Errorf("restore machine %s: %w", spec.ID, err)

@@ -1,0 +1,119 @@
+package qemu
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"forkd.dev/forkd/internal/engine"
+)
+
+func TestParseVersion(t *testing.T) {
+	em := emulators["amd64"]
+	for out, want := range map[string]string{
+		"QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)\nCopyright (c)": "7.2.22",
+		"QEMU emulator version 10.0.13\n":                                               "10.0.13",
+		"QEMU emulator version 11.1":                                                    "11.1",
+		"QEMU emulator version 7.1.0":                                                   "",
+		"QEMU emulator version 6.2.0 (Debian)":                                          "",
+		"hello":                                                                         "",
+		"":                                                                              "",
+		"QEMU emulator version 99999999999999999999.2.3":                                "",
+	} {
+		got, err := parseVersion(out, "/usr/bin/qemu-system-x86_64", em)
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: %q, %v; want %q", out, got, err, want)
+		}
+		if want == "" && strings.Contains(out, "version 7.1") && (!errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "7.2")) {
+			t.Errorf("%q: %v, want ErrUnavailable naming the oldest version", out, err)
+		}
+	}
+}
+
+func FuzzParseVersion(f *testing.F) {
+	f.Add("QEMU emulator version 7.2.22 (Debian)")
+	f.Fuzz(func(_ *testing.T, out string) { _, _ = parseVersion(out, "qemu", emulators["amd64"]) })
+}
+
+func TestFindNamesThePackage(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	_, err := find("", emulator{name: "qemu-system-nothing", packages: "qemu-system-nothing-package"})
+	if err == nil && fileExists("/usr/libexec/qemu-kvm") {
+		t.Skip("this host has /usr/libexec/qemu-kvm, which is found instead")
+	}
+	if !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "qemu-system-nothing-package") {
+		t.Errorf("error %v, want ErrUnavailable naming the package", err)
+	}
+}
+
+func fileExists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// TestConfinement: what the machine stands on may be read, never written.
+func TestConfinement(t *testing.T) {
+	h := &host{platform: platform{arch: "amd64", accelerator: TCG}}
+	for _, m := range []mode{coldBoot, restored} {
+		spec := goldenSpec(m)
+		c := confinement(h, spec, m)
+		if !slices.Equal(c.ReadWrite, []string{spec.Disk.Path}) {
+			t.Errorf("the VM process may write %q, want its disk alone", c.ReadWrite)
+		}
+		for _, backing := range spec.Disk.Backing {
+			if !slices.Contains(c.ReadOnly, backing) {
+				t.Errorf("the VM process may not read %s", backing)
+			}
+		}
+		if slices.Contains(c.ReadOnly, filepath.Dir(spec.Dir)) || slices.Contains(c.ReadOnly, "/") {
+			t.Errorf("the VM process may read too much: %q", c.ReadOnly)
+		}
+	}
+}
+
+func TestMeasureClock(t *testing.T) {
+	a, err := measureClock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !counterReadable {
+		if a != 0 {
+			t.Errorf("%d Hz measured of no counter", a)
+		}
+		return
+	}
+	b, err := measureClock(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a < 100e6 || a > 20e9 {
+		t.Errorf("%d Hz is no CPU's", a)
+	}
+	if d := float64(a-b) / float64(a); d > 5e-4 || d < -5e-4 {
+		t.Errorf("two measurements differ: %d and %d Hz", a, b)
+	}
+	t.Logf("%d and %d Hz", a, b)
+}
+
+// TestConsoleRing: any amount in, the newest 64 KiB out.
+func TestConsoleRing(t *testing.T) {
+	var c console
+	var all []byte
+	for i := range 3000 {
+		p := []byte(strings.Repeat(string(rune('a'+i%26)), 1+i%97))
+		all = append(all, p...)
+		if n, err := c.Write(p); n != len(p) || err != nil {
+			t.Fatal(n, err)
+		}
+		if want := all[max(0, len(all)-consoleMax):]; i%300 == 0 && string(c.Bytes()) != string(want) {
+			t.Fatalf("after %d bytes the ring does not hold the newest", len(all))
+		}
+	}
+	big := []byte(strings.Repeat("z", 3*consoleMax) + "end")
+	if _, err := c.Write(big); err != nil || string(c.Bytes()) != string(big[len(big)-consoleMax:]) {
+		t.Error("a write larger than the ring does not leave its end")
+	}
+}
