@@ -408,11 +408,11 @@ func (u *unpacker) setTime(fd int, name string, t time.Time) error {
 	if err != nil || t.IsZero() {
 		return nil //nolint:nilerr // a time that the system cannot express is left at now
 	}
+	flags := unix.AT_SYMLINK_NOFOLLOW
 	if name == "" {
-		tv := []unix.Timeval{unix.NsecToTimeval(ts.Nano()), unix.NsecToTimeval(ts.Nano())}
-		return unix.Futimes(fd, tv)
+		flags = unix.AT_EMPTY_PATH
 	}
-	return unix.UtimesNanoAt(fd, name, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW)
+	return unix.UtimesNanoAt(fd, name, []unix.Timespec{ts, ts}, flags)
 }
 
 // finish sets the times of directories, which making their entries changed; the innermost first.
