@@ -53,17 +53,7 @@ func NewKit(t testing.TB) *Kit {
 		t.Fatal(err)
 	}
 	k.Kernel, k.BzImage, k.Initrd = kernel.Path, kernel.BzImage, filepath.Join(k.dir, "initramfs")
-	init := filepath.Join(k.dir, "guest")
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", init,
-		"forkd.dev/forkd/internal/engine/enginetest/guest")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build guest: %v\n%s", err, out)
-	}
-	agent, err := os.ReadFile(init)
-	if err != nil {
-		t.Fatal(err)
-	}
+	agent := guestProgram(t)
 	f, err := os.Create(k.Initrd)
 	if err != nil {
 		t.Fatal(err)
@@ -72,6 +62,45 @@ func NewKit(t testing.TB) *Kit {
 		t.Fatal(err)
 	}
 	return k
+}
+
+// guestProgram builds the guest where there is a Go to build it with, and keeps it in the tree; else it takes what an
+// earlier run kept there: tests that run without privileges have no compiler.
+func guestProgram(t testing.TB) []byte {
+	t.Helper()
+	kept := filepath.Join(testenv.Root(t), "internal", "engine", "enginetest", "bin", "guest-"+runtime.GOARCH)
+	if _, err := exec.LookPath("go"); err == nil {
+		fresh := filepath.Join(t.TempDir(), "guest")
+		build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags=-s -w", "-o", fresh,
+			"forkd.dev/forkd/internal/engine/enginetest/guest")
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			t.Fatalf("build guest: %v\n%s", err, out)
+		}
+		keepProgram(fresh, kept)
+		kept = fresh
+	}
+	program, err := os.ReadFile(kept)
+	if err != nil {
+		testenv.Missing(t, "guest", "no go in the path to build it with, and none was built before: "+err.Error())
+	}
+	return program
+}
+
+// keepProgram is a convenience, so that its failure (a tree that cannot be written) is none.
+func keepProgram(from, to string) {
+	data, err := os.ReadFile(from)
+	if err != nil || os.MkdirAll(filepath.Dir(to), 0o755) != nil {
+		return
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(to), ".guest")
+	if err != nil {
+		return
+	}
+	_, err = tmp.Write(data)
+	if errors.Join(err, tmp.Chmod(0o755), tmp.Close()) != nil || os.Rename(tmp.Name(), to) != nil {
+		_ = os.Remove(tmp.Name())
+	}
 }
 
 // cacheDir outlives the run, so that only the first one downloads.

@@ -37,8 +37,8 @@ const (
 )
 
 const (
-	// shortRun takes microseconds where KVM is what it says, and some 70 ms where guest kernel code is interpreted.
-	shortRun = 50_000
+	// shortRun takes microseconds where KVM is what it says, and some 15 ms where guest kernel code is interpreted.
+	shortRun = 10_000
 	longRun  = 4_000_000
 	// kvmLimit ends a run that goes on; interpreted at a thousandth of the speed a long run would take seconds.
 	kvmLimit = 300 * time.Millisecond

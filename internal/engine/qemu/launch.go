@@ -72,9 +72,10 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 // confinement names what the VM process may open. Its memory, sockets and state file need no entry: they are given as
 // descriptors.
 func confinement(host *host, spec *engine.Spec, m mode) *proc.Confine {
-	c := &proc.Confine{ReadOnly: existing(append([]string{"/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null"}, host.files...))}
+	c := &proc.Confine{ReadOnly: existing(append([]string{"/usr", "/lib", "/lib64", "/etc/ld.so.cache"}, host.files...))}
 	c.ReadOnly = append(c.ReadOnly, spec.Disk.Backing...)
-	c.ReadWrite = append(c.ReadWrite, spec.Disk.Path)
+	// QEMU opens /dev/null for writing to find out which kind of file lock works.
+	c.ReadWrite = append(c.ReadWrite, spec.Disk.Path, os.DevNull)
 	if m == coldBoot {
 		c.ReadOnly = append(c.ReadOnly, spec.Boot.Kernel, spec.Boot.Initrd)
 	}
