@@ -165,6 +165,7 @@ func extractKernel(ctx context.Context, archive *debian.Archive, pkg *debian.Pac
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return err
 	}
+	debian.RemoveStale(filepath.Dir(dir), "tmp-*")
 	tmp, err := os.MkdirTemp(filepath.Dir(dir), "tmp-")
 	if err != nil {
 		return err

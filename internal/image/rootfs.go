@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path"
 	"slices"
 	"strconv"
@@ -93,7 +92,7 @@ func (p *Plan) unpack(ctx context.Context, t *tree, pkg *debian.Package, system 
 		return nil, fmt.Errorf("the file says it is %s %s", deb.Control.Get("Package"), deb.Control.Get("Version"))
 	}
 	if _, has := deb.Files["preinst"]; has && !system {
-		return nil, t.deb(deb, pkg)
+		return nil, t.deb(p.archive, deb, pkg)
 	}
 	inst := &installed{pkg: pkg, deb: deb, md5: map[string]string{}}
 	inst.conffiles = parseConffiles(deb.Files["conffiles"].Data)
@@ -366,15 +365,12 @@ func replaces(a, b *installed) bool {
 
 // deb hands a package in for dpkg to unpack, its parts re-packed without compression: inside an emulated machine
 // unpacking xz would take ten times as long as here.
-func (t *tree) deb(deb *debian.Deb, pkg *debian.Package) error {
-	spool, err := os.CreateTemp("", "forkd-deb-")
+func (t *tree) deb(archive *debian.Archive, deb *debian.Deb, pkg *debian.Package) error {
+	spool, err := archive.TempFile()
 	if err != nil {
 		return err
 	}
 	defer spool.Close()
-	if err := os.Remove(spool.Name()); err != nil {
-		return err
-	}
 	if err := deb.Repack(spool); err != nil {
 		return err
 	}

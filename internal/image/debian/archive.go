@@ -381,6 +381,15 @@ func (a *Archive) Download(ctx context.Context, packages []*Package) error {
 	return group.Wait()
 }
 
+// TempFile is a file in the cache directory that nobody else sees and that is gone when it is closed.
+func (a *Archive) TempFile() (*os.File, error) {
+	f, err := os.CreateTemp(filepath.Join(a.dir, "tmp"), "spool-")
+	if err != nil {
+		return nil, err
+	}
+	return f, os.Remove(f.Name())
+}
+
 // OpenPackage is the verified .deb of p, downloaded when it is not cached.
 func (a *Archive) OpenPackage(ctx context.Context, p *Package) (*os.File, error) {
 	if len(p.SHA256) != 64 {

@@ -251,6 +251,24 @@ func TestFetch(t *testing.T) {
 	})
 }
 
+func TestStaleFilesAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	old, young := filepath.Join(dir, "old"), filepath.Join(dir, "young")
+	for _, name := range []string{old, young} {
+		if err := os.WriteFile(name, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := time.Now().Add(-2 * staleAge)
+	if err := os.Chtimes(old, before, before); err != nil {
+		t.Fatal(err)
+	}
+	RemoveStale(dir, "*")
+	if left, _ := filepath.Glob(filepath.Join(dir, "*")); len(left) != 1 || left[0] != young {
+		t.Errorf("left: %v", left)
+	}
+}
+
 func forget(t *testing.T, a *Archive, p *Package) {
 	t.Helper()
 	if err := os.Remove(a.fetcher.Path(p.SHA256)); err != nil && !errors.Is(err, os.ErrNotExist) {

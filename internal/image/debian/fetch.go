@@ -32,9 +32,11 @@ type Fetcher struct {
 // NewFetcher makes a fetcher whose downloads go below dir, which is made when missing, through the proxies and with
 // the certificate authorities that conf names. root is where conf's absolute paths are looked up.
 func NewFetcher(dir string, conf AptConf, root fs.FS, progress Progress) (*Fetcher, error) {
-	if err := os.MkdirAll(filepath.Join(dir, "tmp"), 0o700); err != nil {
+	tmp := filepath.Join(dir, "tmp")
+	if err := os.MkdirAll(tmp, 0o700); err != nil {
 		return nil, fmt.Errorf("make download cache: %w", err)
 	}
+	RemoveStale(tmp, "*")
 	tlsConfig, err := tlsConfigOf(conf, root)
 	if err != nil {
 		return nil, err
@@ -54,6 +56,20 @@ func NewFetcher(dir string, conf AptConf, root fs.FS, progress Progress) (*Fetch
 	}
 	return &Fetcher{dir: dir, client: &http.Client{Transport: transport}, progress: progress, retryGap: time.Second}, nil
 }
+
+// RemoveStale removes what an interrupted process left behind in a directory of temporary files. What another process
+// is writing just now is younger. A failure costs only space.
+func RemoveStale(dir, pattern string) {
+	names, _ := filepath.Glob(filepath.Join(dir, pattern))
+	for _, name := range names {
+		if info, err := os.Lstat(name); err == nil && time.Since(info.ModTime()) > staleAge {
+			_ = os.RemoveAll(name)
+		}
+	}
+}
+
+// staleAge is longer than any download or extraction takes without touching its file.
+const staleAge = 24 * time.Hour
 
 const (
 	parallelDownloads = 4

@@ -121,7 +121,7 @@ func Tar(t testing.TB, files []File) []byte {
 func compress(t testing.TB, data []byte) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	w, err := xz.NewWriter(&b)
+	w, err := xz.WriterConfig{DictCap: 64 << 10}.NewWriter(&b)
 	if err == nil {
 		_, err = w.Write(data)
 	}
