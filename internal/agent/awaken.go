@@ -27,6 +27,7 @@ type System struct {
 	SetClock    func(time.Time) error
 	SetHostname func(string) error
 	PowerOff    func() error
+	Sync        func()
 }
 
 // RealSystem is the guest itself.
@@ -38,6 +39,7 @@ func RealSystem() System {
 		SetClock:    setClock,
 		SetHostname: func(name string) error { return unix.Sethostname([]byte(name)) },
 		PowerOff:    func() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) },
+		Sync:        unix.Sync,
 	}
 }
 

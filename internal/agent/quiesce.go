@@ -16,7 +16,11 @@ const freezeLimit = 100 * time.Millisecond
 
 // quiesce stops user processes, so that the machine can be captured and its clones be given an identity before any of
 // them runs. Asked again it answers at once. The agent goes on reading the channel.
-func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, _ []byte) error {
+func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, request []byte) error {
+	var req wire.QuiesceRequest
+	if err := decode(request, &req); err != nil {
+		return err
+	}
 	if a.Phase() != PhaseReady {
 		return wire.Errorf(wire.CodePrecondition, "the machine is being built and cannot be captured yet; call %s first", wire.MethodPivot)
 	}
@@ -25,6 +29,9 @@ func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, _ []byte) error {
 	}
 	if err := a.cfg.Contexts.Quiesce(ctx); err != nil {
 		return fmt.Errorf("prepare contexts: %w", err)
+	}
+	if req.Sync {
+		a.cfg.System.Sync()
 	}
 	// The children of this machine start with a tidy heap and collect no garbage on their way to the first answer.
 	runtime.GC()

@@ -20,8 +20,8 @@ func (c *Conn) Awaken(ctx context.Context, req *wire.AwakenRequest) (*wire.Awake
 }
 
 // Quiesce freezes the guest's processes. They run again after Awaken.
-func (c *Conn) Quiesce(ctx context.Context) error {
-	return c.Call(ctx, wire.MethodQuiesce, struct{}{}, nil)
+func (c *Conn) Quiesce(ctx context.Context, req wire.QuiesceRequest) error {
+	return c.Call(ctx, wire.MethodQuiesce, req, nil)
 }
 
 // Ping returns when the agent has answered.
@@ -163,7 +163,9 @@ func (c *Conn) upload(ctx context.Context, method string, in any, data io.Reader
 	}
 	var message []byte
 	reply := make(chan error, 1)
+	answered := make(chan struct{})
 	go func() {
+		defer close(answered)
 		for {
 			kind, payload, err := s.Recv()
 			if err != nil {
@@ -183,13 +185,12 @@ func (c *Conn) upload(ctx context.Context, method string, in any, data io.Reader
 	if copyErr != nil {
 		// Not the half-close: the guest must not take what it has for the whole. Its refusal, if that is why sending
 		// failed, came before.
-		defer func() { <-reply }()
 		select {
 		case err = <-reply:
-			reply <- err
 		default:
+			_ = s.Close()
+			<-answered
 		}
-		_ = s.Close()
 	} else {
 		err = <-reply
 	}

@@ -26,7 +26,7 @@ const (
 	maxOpening     = 64
 )
 
-// ErrProtocol: the agent and this program cannot talk to each other.
+// ErrProtocol says that the agent and this program cannot talk to each other.
 var ErrProtocol = errors.New("guest agent's protocol")
 
 // Conn is a connection to an agent. All methods are safe for concurrent use.

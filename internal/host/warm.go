@@ -60,7 +60,7 @@ func (b *build) warm(ctx context.Context, dir, overlay, base string) (*warmed, e
 	}
 	w.warm = time.Since(start)
 	b.say("freeze", "freezing (warmed in %.1f s)", w.warm.Seconds())
-	if err := conn.Quiesce(dead); err != nil {
+	if err := conn.Quiesce(dead, wire.QuiesceRequest{Sync: true}); err != nil {
 		return nil, withConsole(fmt.Errorf("freeze processes: %w", causeOr(dead, err)), machine.Console())
 	}
 	_ = conn.Close()

@@ -1,6 +1,7 @@
 package qemu
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -148,7 +149,7 @@ func diskArgs(spec *engine.Spec) []string {
 
 // cmdline is the engine's part of the kernel's command line and the caller's. The reasons are in decision 0002.
 func (p *platform) cmdline(spec *engine.Spec) string {
-	words := []string{"panic=-1", "quiet", "random.trust_cpu=on", "nowatchdog", "audit=0", "cryptomgr.notests"}
+	words := []string{"panic=-1", "quiet", "random.trust_cpu=on", "nowatchdog", "audit=0", "psi=0", "cryptomgr.notests"}
 	if p.arch == "arm64" {
 		words = append(words, "console=ttyAMA0")
 	} else {
@@ -184,11 +185,11 @@ func checkSpec(spec *engine.Spec, m mode) error {
 	case spec.Disk.Format != "raw" && spec.Disk.Format != "qcow2":
 		return fmt.Errorf("disk format %q: it must be raw or qcow2", spec.Disk.Format)
 	case spec.Disk.Path == "" || spec.Dir == "":
-		return fmt.Errorf("a machine needs a disk and a directory")
+		return errors.New("a machine needs a disk and a directory")
 	case m == coldBoot && (spec.Boot == nil || spec.Boot.Kernel == "" || spec.Boot.Initrd == ""):
-		return fmt.Errorf("a cold start needs a kernel and an initramfs")
+		return errors.New("a cold start needs a kernel and an initramfs")
 	case m == restored && spec.Boot != nil:
-		return fmt.Errorf("a restored machine takes no kernel")
+		return errors.New("a restored machine takes no kernel")
 	}
 	return nil
 }

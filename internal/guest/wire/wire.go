@@ -73,6 +73,13 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
+// QuiesceRequest stops user processes. Sync writes the guest's dirty pages to its disk first: for a parent that will
+// never run again, whose every child would otherwise write them back, each for itself. Never for a branch, whose
+// source must not wait for a disk.
+type QuiesceRequest struct {
+	Sync bool `json:"sync,omitempty"`
+}
+
 // AwakenRequest gives a fresh child its identity. Everything random in it was drawn by the host for this child alone.
 type AwakenRequest struct {
 	SandboxID   string            `json:"sandboxId"`
@@ -184,7 +191,7 @@ type EvalError struct {
 	Traceback string `json:"traceback"`
 }
 
-// PTY, ProcessConfig and the rest mirror envd's process.proto; JSON names are its lowerCamelCase.
+// PTY asks for a terminal. It, ProcessConfig and the rest mirror envd's process.proto, with its lowerCamelCase names.
 type PTY struct {
 	Size PTYSize `json:"size"`
 }
