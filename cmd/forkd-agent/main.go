@@ -39,9 +39,7 @@ func main() {
 	}()
 	withSettings()
 	tune()
-	if err := run(context.Background()); err != nil {
-		fmt.Fprintf(os.Stderr, "forkd-agent: %v\n", err)
-	}
+	fmt.Fprintf(os.Stderr, "forkd-agent: %v\n", run(context.Background()))
 	off()
 }
 
@@ -74,6 +72,7 @@ func tune() {
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)
 }
 
+// run serves the host until that fails.
 func run(ctx context.Context) error {
 	console := os.Stderr
 	phase, port, err := agent.Boot(ctx, console)
@@ -92,7 +91,7 @@ func run(ctx context.Context) error {
 	interpreters := contexts.New(contexts.Config{
 		Reaper: reaper, Accounts: accounts, CgroupDir: groups.Context,
 		Gone: func(id string) {
-			if err := groups.RemoveContext(id); err != nil {
+			if err := groups.RemoveContext(ctx, id); err != nil {
 				fmt.Fprintf(console, "forkd-agent: clean up after context %s: %v\n", id, err)
 			}
 		},

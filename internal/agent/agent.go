@@ -8,6 +8,7 @@ package agent
 import (
 	"context"
 	"io"
+	"maps"
 	"sync"
 	"sync/atomic"
 
@@ -75,7 +76,7 @@ func New(cfg Config, bootID string) *Agent {
 			a.handlers[method] = a.whenReady(h)
 		}
 	}
-	for method, h := range map[string]wire.Handler{
+	maps.Copy(a.handlers, map[string]wire.Handler{
 		wire.MethodPing:     func(context.Context, *wire.Stream, []byte) error { return nil },
 		wire.MethodQuiesce:  a.alone(a.quiesce),
 		wire.MethodAwaken:   a.alone(a.awaken),
@@ -84,9 +85,7 @@ func New(cfg Config, bootID string) *Agent {
 		wire.MethodArchive:  a.archive,
 		wire.MethodPivot:    a.alone(a.pivot),
 		wire.MethodPowerOff: a.alone(a.powerOff),
-	} {
-		a.handlers[method] = h
-	}
+	})
 	return a
 }
 

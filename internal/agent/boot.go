@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -79,12 +80,7 @@ func Boot(ctx context.Context, console io.Writer) (phase string, port *Port, err
 }
 
 func hasWord(line, word string) bool {
-	for _, w := range strings.Fields(line) {
-		if w == word {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(strings.Fields(line), word)
 }
 
 // loadModules loads the drivers in the order of modules.order. A driver that is missing or refused is told on the
@@ -98,7 +94,7 @@ func loadModules(console io.Writer) {
 		fmt.Fprintf(console, "forkd-agent: list of kernel modules: %v\n", err)
 		return
 	}
-	for _, name := range strings.Fields(string(order)) {
+	for name := range strings.FieldsSeq(string(order)) {
 		if err := loadModule(filepath.Join(moduleDir, filepath.Base(name))); err != nil {
 			fmt.Fprintf(console, "forkd-agent: load kernel module %s: %v\n", name, err)
 		}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,10 @@ import (
 // frozen parent would hold the contexts, which have to run before everything else in a fork.
 type Cgroups struct {
 	root string
+
+	mu       sync.Mutex
+	contexts map[string][]string // groups of each context id, the oldest first
+	serial   int
 }
 
 const (
@@ -26,6 +31,7 @@ const (
 	procGroup = "proc"
 	hookGroup = "hooks"
 	ctxPrefix = "ctx-"
+	ctxSerial = "~" // does not occur in an id
 )
 
 // NewCgroups makes the groups below root, the mount point of cgroup2.
@@ -47,24 +53,44 @@ func (c *Cgroups) Processes() (*os.File, error) { return os.Open(c.user(procGrou
 // Hooks opens the group of the agent's own children.
 func (c *Cgroups) Hooks() (*os.File, error) { return os.Open(filepath.Join(c.root, hookGroup)) }
 
-// Context opens the group of a context, made when missing. The caller has checked the id.
+// Context makes and opens a group for a context. The caller has checked the id. A context may begin before the end of
+// an earlier one of that id was cleaned up: each has a group of its own, so that cleaning up hits the right one.
 func (c *Cgroups) Context(id string) (*os.File, error) {
-	dir := c.user(ctxPrefix + id)
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	c.mu.Lock()
+	name := ctxPrefix + id
+	if len(c.contexts[id]) > 0 {
+		c.serial++
+		name += ctxSerial + strconv.Itoa(c.serial)
+	}
+	if c.contexts == nil {
+		c.contexts = map[string][]string{}
+	}
+	c.contexts[id] = append(c.contexts[id], name)
+	c.mu.Unlock()
+	if err := os.Mkdir(c.user(name), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("make cgroup of context %s: %w", id, err)
 	}
-	return os.Open(dir)
+	return os.Open(c.user(name))
 }
 
-// RemoveContext kills what is left of a context's group and removes it.
-func (c *Cgroups) RemoveContext(id string) error {
-	dir := c.user(ctxPrefix + id)
+// RemoveContext kills what is left of the oldest context of an id and removes its group.
+func (c *Cgroups) RemoveContext(ctx context.Context, id string) error {
+	c.mu.Lock()
+	names := c.contexts[id]
+	if len(names) > 0 {
+		c.contexts[id] = names[1:]
+	}
+	c.mu.Unlock()
+	if len(names) == 0 {
+		return nil
+	}
+	dir := c.user(names[0])
 	if err := write(dir, "cgroup.kill", "1"); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second) //nolint:forbidigo // clean-up
+	limited, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if err := waitEvent(ctx, dir, "populated 0"); err != nil {
+	if err := waitEvent(limited, dir, "populated 0"); err != nil {
 		return fmt.Errorf("end context %s: %w", id, err)
 	}
 	return unix.Rmdir(dir)
@@ -140,12 +166,17 @@ func (f *Frozen) Thaw() error {
 
 // ThawContext lets one context run.
 func (f *Frozen) ThawContext(id string) error {
+	err := fmt.Errorf("context %s has no cgroup", id)
 	for _, g := range f.groups {
-		if g.name == ctxPrefix+id {
-			return g.set("0")
+		name, _, _ := strings.Cut(g.name, ctxSerial)
+		if name != ctxPrefix+id {
+			continue
+		}
+		if err = g.set("0"); err != nil {
+			return err
 		}
 	}
-	return fmt.Errorf("context %s has no cgroup", id)
+	return err
 }
 
 // Refreeze stops the groups again, without waiting.

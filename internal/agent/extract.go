@@ -264,11 +264,11 @@ func (u *unpacker) directory(h *tar.Header, name, base string) error {
 }
 
 // create makes what has no content, in place of what has the name.
-func (u *unpacker) create(h *tar.Header, base string, make func() error) error {
-	err := make()
+func (u *unpacker) create(h *tar.Header, base string, place func() error) error {
+	err := place()
 	if errors.Is(err, unix.EEXIST) {
 		if err = u.remove(base); err == nil {
-			err = make()
+			err = place()
 		}
 	}
 	if err != nil {
