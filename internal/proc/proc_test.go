@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -24,24 +25,24 @@ const envChild = "FORKD_TEST_CHILD"
 
 func TestMain(m *testing.M) {
 	if what := os.Getenv(envChild); what != "" {
-		os.Exit(child(strings.Split(what, " ")))
+		os.Exit(child(os.Stdout, strings.Split(what, " "))) //nolint:forbidigo // This process is the child, not the tests.
 	}
 	testenv.Main(m.Run)
 }
 
 // child does one thing and says how it went on standard output.
-func child(args []string) int {
+func child(out io.Writer, args []string) int {
 	switch args[0] {
 	case "exit":
 		n, _ := strconv.Atoi(args[1])
 		fmt.Fprintln(os.Stderr, "last words")
 		return n
 	case "wait":
-		fmt.Println("waiting")
+		fmt.Fprintln(out, "waiting")
 		select {}
 	case "flood":
 		for {
-			if _, err := fmt.Println(strings.Repeat("x", 1000)); err != nil {
+			if _, err := fmt.Fprintln(out, strings.Repeat("x", 1000)); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				return 0
 			}
@@ -50,18 +51,18 @@ func child(args []string) int {
 		flags, _ := strconv.Atoi(args[1])
 		for _, path := range args[2:] {
 			f, err := os.OpenFile(path, flags, 0o600)
-			fmt.Printf("%s: %v\n", path, err)
+			fmt.Fprintf(out, "%s: %v\n", path, err)
 			f.Close()
 		}
 	case "dial":
 		_, err := net.Dial("tcp", args[1])
-		fmt.Println(err)
+		fmt.Fprintln(out, err)
 	case "facts":
 		sid, _ := unix.Getsid(0)
 		priv, _ := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
 		dir, _ := os.Getwd()
 		data, _ := os.ReadFile("/proc/self/fd/3")
-		fmt.Printf("leader=%v nonewprivs=%d dir=%s env=%q fd3=%q\n",
+		fmt.Fprintf(out, "leader=%v nonewprivs=%d dir=%s env=%q fd3=%q\n",
 			sid == os.Getpid(), priv, dir, os.Environ(), data)
 	}
 	return 0
@@ -187,7 +188,11 @@ func TestContextBoundsTheCallOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Release()
-	defer p.Kill()
+	defer func() {
+		if err := p.Kill(); err != nil {
+			t.Error(err)
+		}
+	}()
 	cancel()
 	waitOutput(t, p, "waiting")
 	select {
@@ -350,7 +355,9 @@ func TestBury(t *testing.T) {
 	if err := Bury(t.Context(), pid, started); err != nil {
 		t.Errorf("Bury: %v", err)
 	}
-	<-reaped
+	if err := <-reaped; err == nil {
+		t.Error("the process ended by itself")
+	}
 	if err := Bury(t.Context(), pid, started); err != nil {
 		t.Errorf("Bury again: %v", err)
 	}

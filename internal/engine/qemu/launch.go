@@ -98,8 +98,8 @@ func existing(paths []string) []string {
 // launchSet is what daemon and VM process share.
 type launchSet struct {
 	ram                          *os.File // the caller's
-	control, qmp, console, state *os.File // the child's; control and qmp listen
-	consoleOurs, stateOurs       *os.File
+	control, qmp, console, state *os.File // the child's; control and qmp listen; state is read by the daemon too
+	consoleOurs                  *os.File
 }
 
 func (l *launchSet) child() []*os.File {

@@ -242,8 +242,10 @@ func commands(ctx context.Context, h *host) (names []string, err error) {
 	defer func() { err = errors.Join(err, client.Close()) }()
 	p, err := proc.Start(ctx, &proc.Command{
 		Path: h.binary,
-		Args: []string{"-machine", "none", "-nodefaults", "-no-user-config", "-display", "none", "-S",
-			"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control"},
+		Args: []string{
+			"-machine", "none", "-nodefaults", "-no-user-config", "-display", "none", "-S",
+			"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control",
+		},
 		Files: []*os.File{theirs},
 	})
 	_ = theirs.Close()

@@ -4,11 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -116,20 +116,14 @@ func bootOnce(t *testing.T, e engine.Engine, kit *enginetest.Kit, cpus int) (tim
 
 // keepBusy occupies one core.
 func keepBusy() (stop func()) {
-	done := make(chan struct{})
+	var done atomic.Bool
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for {
-			select {
-			case <-done:
-				return
-			default:
-			}
+		for !done.Load() { // Spinning is the purpose.
 		}
 	})
-	runtime.Gosched()
 	return func() {
-		close(done)
+		done.Store(true)
 		wg.Wait()
 	}
 }

@@ -2,7 +2,7 @@ package qemu
 
 import (
 	"bufio"
-	"fmt"
+	"errors"
 	"os"
 	"strings"
 )
@@ -29,5 +29,5 @@ func cpuIdentity() (string, error) {
 			return strings.TrimSpace(value), nil
 		}
 	}
-	return "", fmt.Errorf("find the CPU's vendor in /proc/cpuinfo: no such line")
+	return "", errors.New("find the CPU's vendor in /proc/cpuinfo: no such line")
 }
