@@ -2,6 +2,7 @@ package image
 
 import (
 	"archive/tar"
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/md5" //nolint:gosec // dpkg's database records MD5 digests; nothing is trusted because of them.
@@ -36,11 +37,16 @@ func (p *Plan) WriteRootfs(ctx context.Context, w io.Writer) error {
 	if err := p.archive.Download(ctx, p.packages); err != nil {
 		return err
 	}
-	t := &tree{w: tar.NewWriter(w), links: map[string]string{}, entries: map[string]*entry{}}
+	// A tar is mostly small writes, and w may be a pipe.
+	buffered := bufio.NewWriterSize(w, 256<<10)
+	t := &tree{w: tar.NewWriter(buffered), links: map[string]string{}, entries: map[string]*entry{}}
 	if err := p.writeRootfs(ctx, t); err != nil {
 		return fmt.Errorf("write root file system: %w", err)
 	}
-	return t.w.Close()
+	if err := t.w.Close(); err != nil {
+		return err
+	}
+	return buffered.Flush()
 }
 
 func (p *Plan) writeRootfs(ctx context.Context, t *tree) error {
