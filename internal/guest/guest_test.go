@@ -21,6 +21,7 @@ import (
 	"forkd.dev/forkd/internal/agent/account"
 	"forkd.dev/forkd/internal/agent/reap"
 	"forkd.dev/forkd/internal/guest"
+	"forkd.dev/forkd/internal/guest/call"
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
@@ -412,11 +413,11 @@ func TestDialIsBoundedByItsContext(t *testing.T) {
 func TestUploadOfABrokenSource(t *testing.T) {
 	c := start(t).connect(t, 1)
 	broken := io.MultiReader(strings.NewReader("half"), iotest.ErrReader(io.ErrNoProgress))
-	if err := c.Extract(t.Context(), wire.ExtractRequest{Path: t.TempDir()}, broken); !errors.Is(err, io.ErrNoProgress) {
+	if err := call.Upload(t.Context(), c, wire.MethodExtract, wire.ExtractRequest{Path: t.TempDir()}, broken, nil); !errors.Is(err, io.ErrNoProgress) {
 		t.Fatalf("got %v", err)
 	}
 	var refusal *wire.Error
-	if err := c.Extract(t.Context(), wire.ExtractRequest{Path: "relative"}, zeros{}); !errors.As(err, &refusal) || refusal.Code != wire.CodeInvalid {
+	if err := call.Upload(t.Context(), c, wire.MethodExtract, wire.ExtractRequest{Path: "relative"}, zeros{}, nil); !errors.As(err, &refusal) || refusal.Code != wire.CodeInvalid {
 		t.Fatalf("got %v", err)
 	}
 }

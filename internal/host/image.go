@@ -13,6 +13,7 @@ import (
 	"forkd.dev/forkd/internal/disk"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/guest"
+	"forkd.dev/forkd/internal/guest/call"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/image"
 	"forkd.dev/forkd/internal/store"
@@ -168,7 +169,7 @@ func (b *build) unpack(ctx context.Context, conn *guest.Conn) error {
 	r, w := io.Pipe()
 	go func() { _ = w.CloseWithError(b.plan.WriteRootfs(ctx, w)) }()
 	defer r.Close()
-	if err := conn.Extract(ctx, wire.ExtractRequest{Path: "/newroot"}, r); err != nil {
+	if err := call.Upload(ctx, conn, wire.MethodExtract, wire.ExtractRequest{Path: "/newroot"}, r, nil); err != nil {
 		return fmt.Errorf("unpack packages: %w", err)
 	}
 	if err := conn.Pivot(ctx); err != nil {
@@ -180,10 +181,10 @@ func (b *build) unpack(ctx context.Context, conn *guest.Conn) error {
 // step runs one command of the plan and keeps its last lines for the error.
 func (b *build) step(ctx context.Context, conn *guest.Conn, step image.Step) error {
 	out := &tail{}
-	end, err := conn.Run(ctx, wire.StartRequest{
+	end, err := call.Run(ctx, conn, wire.StartRequest{
 		Process:   wire.ProcessConfig{Cmd: step.Argv[0], Args: step.Argv[1:], Envs: step.Env, Cwd: &step.Dir},
 		TimeoutMS: stepTimeout.Milliseconds(), User: "root",
-	}, nil, out, out)
+	}, nil, call.Output{Stdout: out, Stderr: out}, nil)
 	if err != nil {
 		return fmt.Errorf("%s: %w", step.Name, err)
 	}

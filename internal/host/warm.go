@@ -13,6 +13,7 @@ import (
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/guest"
+	"forkd.dev/forkd/internal/guest/call"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/image"
 	"forkd.dev/forkd/internal/lineage"
@@ -88,7 +89,8 @@ func (b *build) warmup(ctx context.Context, conn *guest.Conn) ([]string, error) 
 func (b *build) warmContext(ctx context.Context, conn *guest.Conn, up *image.Warmup) error {
 	b.say("warm-up", "evaluating %s code", up.Context)
 	out := &tail{}
-	res, err := conn.Eval(ctx, wire.EvalRequest{Language: up.Context, Code: b.plan.WarmupCode}, out, out)
+	res, err := call.Eval(ctx, conn, wire.EvalRequest{Language: up.Context, Code: b.plan.WarmupCode},
+		call.Output{Stdout: out, Stderr: out})
 	if err != nil {
 		return fmt.Errorf("%w%s", err, output(out))
 	}
@@ -110,9 +112,9 @@ func (b *build) warmCommand(ctx context.Context, conn *guest.Conn, up *image.War
 	b.say("warm-up", "running %s", strings.Join(up.Command, " "))
 	if up.Ready == nil {
 		out := &tail{}
-		end, err := conn.Run(ctx, wire.StartRequest{
+		end, err := call.Run(ctx, conn, wire.StartRequest{
 			Process: wire.ProcessConfig{Cmd: up.Command[0], Args: up.Command[1:]}, TimeoutMS: up.Timeout.Milliseconds(),
-		}, nil, out, out)
+		}, nil, call.Output{Stdout: out, Stderr: out}, nil)
 		if err != nil {
 			return fmt.Errorf("%w%s", err, output(out))
 		}
@@ -151,9 +153,9 @@ func startService(ctx context.Context, conn *guest.Conn, up *image.Warmup) error
 	defer cancel()
 	go func() {
 		defer close(s.ended)
-		s.end, s.err = conn.Run(ctx, wire.StartRequest{
+		s.end, s.err = call.Run(ctx, conn, wire.StartRequest{
 			Process: wire.ProcessConfig{Cmd: up.Command[0], Args: up.Command[1:]},
-		}, nil, s, s)
+		}, nil, call.Output{Stdout: s, Stderr: s}, nil)
 	}()
 	err := s.await(ctx, conn, up.Ready)
 	s.mu.Lock()
@@ -244,9 +246,9 @@ func (s *service) check(ctx context.Context, conn *guest.Conn, r *image.Ready) (
 		defer s.mu.Unlock()
 		return s.seen, nil
 	}
-	end, err := conn.Run(ctx, wire.StartRequest{
+	end, err := call.Run(ctx, conn, wire.StartRequest{
 		Process: wire.ProcessConfig{Cmd: r.Command[0], Args: r.Command[1:]}, TimeoutMS: r.Timeout.Milliseconds(),
-	}, nil, nil, nil)
+	}, nil, call.Output{}, nil)
 	if err != nil {
 		return false, fmt.Errorf("ready check: %w", err)
 	}
@@ -265,7 +267,7 @@ func exists(ctx context.Context, conn *guest.Conn, path string) (bool, error) {
 func listens(ctx context.Context, conn *guest.Conn, port int) (bool, error) {
 	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
 		var text bytes.Buffer
-		if _, err := conn.ReadFile(ctx, wire.ReadRequest{Path: table}, &text); err != nil {
+		if err := call.Download(ctx, conn, wire.MethodFileRead, wire.ReadRequest{Path: table}, &text); err != nil {
 			return false, fmt.Errorf("ready check: %w", err)
 		}
 		for line := range strings.Lines(text.String()) {

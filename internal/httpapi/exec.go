@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/guest/call"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/host"
 )
@@ -38,7 +39,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if req.Stdin != "" {
 		stdin = strings.NewReader(req.Stdin)
 	}
-	end, err := conn.Run(r.Context(), start, stdin, &stdout, &stderr)
+	end, err := call.Run(r.Context(), conn, start, stdin, call.Output{Stdout: &stdout, Stderr: &stderr}, nil)
 	if err != nil {
 		return fmt.Errorf("exec %.80q: %w", req.Args[0], err)
 	}
@@ -92,7 +93,8 @@ func (s *Server) eval(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	stdout, stderr := capture{}, capture{}
-	res, err := conn.Eval(r.Context(), wire.EvalRequest{Context: req.Context, Code: req.Code, TimeoutMS: timeout}, &stdout, &stderr)
+	res, err := call.Eval(r.Context(), conn, wire.EvalRequest{Context: req.Context, Code: req.Code, TimeoutMS: timeout},
+		call.Output{Stdout: &stdout, Stderr: &stderr})
 	if err != nil {
 		return fmt.Errorf("eval: %w", err)
 	}

@@ -20,22 +20,7 @@ type Opener interface {
 
 // Unary makes a call with one message as its reply; out may be nil.
 func Unary(ctx context.Context, o Opener, method string, in, out any) error {
-	return with(ctx, o, method, in, func(s *wire.Stream) error {
-		for {
-			kind, payload, err := s.Recv()
-			if errors.Is(err, io.EOF) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			if kind == wire.KindMessage && out != nil {
-				if err := json.Unmarshal(payload, out); err != nil {
-					return fmt.Errorf("decode reply of %s: %w", method, err)
-				}
-			}
-		}
-	})
+	return with(ctx, o, method, in, func(s *wire.Stream) error { return lastMessage(s, method, out) })
 }
 
 // with opens a stream, closes it when done or when ctx ends, and reports a cancelled call as ctx's cause.
@@ -82,8 +67,14 @@ func (o Output) write(kind wire.Kind, p []byte) error {
 // a signal while it runs.
 type Started func(pid uint32, s *wire.Stream)
 
-// Run starts a process, feeds it stdin (nil: none; then the request should say so too), and returns how it ended.
+// Run starts a process, feeds it stdin (nil: none), and returns how it ended. Standard input is read in the background,
+// and a Read that does not return outlives the call. When ctx ends the process goes on in the guest, unless the request
+// has a time limit.
 func Run(ctx context.Context, o Opener, req wire.StartRequest, stdin io.Reader, out Output, started Started) (*wire.ProcessEnd, error) {
+	if stdin == nil && req.PTY == nil {
+		none := false
+		req.Stdin = &none
+	}
 	var end *wire.ProcessEnd
 	err := with(ctx, o, wire.MethodProcessStart, req, func(s *wire.Stream) error {
 		var err error
@@ -184,32 +175,49 @@ func Eval(ctx context.Context, o Opener, req wire.EvalRequest, out Output) (*wir
 	return res, err
 }
 
-// Upload makes a call whose request is followed by data, and decodes the one message of its reply into out.
+// Upload makes a call whose request is followed by data, and decodes the last message of its reply into out, which may
+// be nil. The guest may refuse at any time: its answer is awaited beside the sending, which its end makes fail. A source
+// that fails breaks the call off: the guest must not take what it has for the whole.
 func Upload(ctx context.Context, o Opener, method string, in any, data io.Reader, out any) error {
 	return with(ctx, o, method, in, func(s *wire.Stream) error {
+		reply := make(chan error, 1)
+		go func() {
+			err := lastMessage(s, method, out)
+			reply <- err
+			_ = s.Close() // ends a send that nobody takes any more
+		}()
 		sendErr := send(s, wire.KindData, data)
 		if sendErr == nil {
 			sendErr = s.HalfClose()
 		}
-		// The guest's refusal explains a broken send better than the send does.
-		for {
-			kind, payload, err := s.Recv()
-			if errors.Is(err, io.EOF) {
-				return sendErr
-			}
-			if guest, ok := errors.AsType[*wire.Error](err); ok {
-				return guest
-			}
-			if err != nil {
-				return errors.Join(sendErr, err)
-			}
-			if kind == wire.KindMessage && out != nil {
-				if err := json.Unmarshal(payload, out); err != nil {
-					return fmt.Errorf("decode reply of %s: %w", method, err)
-				}
-			}
+		if sendErr != nil {
+			_ = s.Close()
 		}
+		err := <-reply
+		if refusal, ok := errors.AsType[*wire.Error](err); ok {
+			return refusal
+		}
+		return errors.Join(sendErr, err)
 	})
+}
+
+// lastMessage receives until the end of a call.
+func lastMessage(s *wire.Stream, method string, out any) error {
+	for {
+		kind, payload, err := s.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if kind != wire.KindMessage || out == nil {
+			continue
+		}
+		if err := json.Unmarshal(payload, out); err != nil {
+			return fmt.Errorf("decode reply of %s: %w", method, err)
+		}
+	}
 }
 
 // Download makes a call whose reply is data.
