@@ -2,11 +2,13 @@ package enginetest
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -34,6 +36,7 @@ func Run(t *testing.T, e engine.Engine) {
 		{"ProbeNamesFormat", testProbe},
 		{"RestoreGoesOn", testRestoreGoesOn},
 		{"RestoresAreIsolated", testIsolation},
+		{"ManyAtOnce", testManyAtOnce},
 		{"CloseFreesEverything", testClose},
 		{"KilledProcessIsNoticed", testKilled},
 		{"GuestPowerOffIsNoticed", testPowerOff},
@@ -167,6 +170,41 @@ func testIsolation(t *testing.T, f *fixture) {
 	}
 }
 
+// testManyAtOnce: a fork of n restores in parallel.
+func testManyAtOnce(t *testing.T, f *fixture) {
+	const n = 8
+	specs := make([]*engine.Spec, n)
+	for i := range specs {
+		specs[i] = f.spec(t)
+	}
+	var wg sync.WaitGroup
+	for i, spec := range specs {
+		wg.Go(func() {
+			m, err := f.engine.Restore(t.Context(), spec, f.checkpoint)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer m.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(40*time.Second))
+			defer cancel()
+			g, err := TryTalk(ctx, m)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer g.Close()
+			if _, err := g.Ask(fmt.Sprintf("set who %d", i)); err != nil {
+				t.Error(err)
+			}
+			if got, err := g.Ask("get who"); err != nil || got != strconv.Itoa(i) {
+				t.Errorf("child %d says %q, %v", i, got, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
 func testClose(t *testing.T, f *fixture) {
 	before := openFiles(t)
 	m, err := f.engine.Restore(t.Context(), f.spec(t), f.checkpoint)
@@ -183,7 +221,11 @@ func testClose(t *testing.T, f *fixture) {
 			t.Fatalf("Close: %v", err)
 		}
 	}
-	waitDone(t, m, 0)
+	select {
+	case <-m.Done():
+	default:
+		t.Error("Done is not closed when Close returns")
+	}
 	if err := m.Err(); err != nil {
 		t.Errorf("Err after Close: %v", err)
 	}

@@ -44,7 +44,7 @@ func TestRestoreTimes(t *testing.T) {
 	t.Logf("restore until running: p50 %s, best %s, worst %s", running[10], running[0], running[19])
 	t.Logf("restore until the guest answers: p50 %s, best %s, worst %s", answered[10], answered[0], answered[19])
 	t.Logf("processor time of QEMU until running: p50 %s, best %s, worst %s", cpu[10], cpu[0], cpu[19])
-	t.Logf("a child's memory: own %d MiB, shared %d MiB", usage.OwnBytes>>20, usage.SharedBytes>>20)
+	t.Logf("a child's memory: own %d KiB, shared %d KiB", usage.OwnBytes>>10, usage.SharedBytes>>10)
 }
 
 func restoreOnce(t *testing.T, e engine.Engine, kit *enginetest.Kit, c *engine.Checkpoint) (running, answered, cpu time.Duration, u memory.Usage) {

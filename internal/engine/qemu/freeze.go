@@ -22,7 +22,10 @@ func (m *machine) Freeze(ctx context.Context) (*engine.Checkpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("freeze machine %s: %w", m.spec.ID, errors.Join(err, m.Close()))
 	}
-	return c, m.Close()
+	if err := m.Close(); err != nil {
+		return nil, fmt.Errorf("freeze machine %s: %w", m.spec.ID, errors.Join(err, c.Memory.Close()))
+	}
+	return c, nil
 }
 
 func (m *machine) freeze(ctx context.Context) (*engine.Checkpoint, error) {

@@ -50,7 +50,8 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 	process, err := proc.Start(ctx, &proc.Command{
 		Path:     host.binary,
 		Args:     args,
-		Dir:      "/",
+		// A later daemon finds the process by it, also one that was never written down.
+		Dir:      spec.Dir,
 		Files:    files.child(),
 		MaxFiles: maxFiles,
 		Confine:  confinement(host, spec, m),

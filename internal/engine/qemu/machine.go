@@ -35,6 +35,7 @@ type machine struct {
 	mu      sync.Mutex
 	scratch *memory.Scratch // the RAM of a machine that booted, until Freeze or Close
 	conn    net.Conn        // the newest control connection
+	first   net.Conn        // made by Restore, for the first DialGuest
 	ended   bool            // Close or Freeze ends the process
 	why     string          // why QEMU stopped by itself, as it reported
 	err     error
@@ -151,31 +152,51 @@ func (m *machine) DialGuest(ctx context.Context) (net.Conn, error) {
 	m.dialMu.Lock()
 	defer m.dialMu.Unlock()
 	m.mu.Lock()
-	old := m.conn
-	m.conn = nil
+	old, first := m.conn, m.first
+	m.conn, m.first = nil, nil
+	if first != nil {
+		m.conn = first
+		m.mu.Unlock()
+		return first, nil
+	}
 	m.mu.Unlock()
 	if old != nil {
 		// QEMU serves one connection of a port and accepts the next when this one has ended.
 		_ = old.Close()
 	}
+	conn, err := m.dialControl(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.conn = conn
+	return conn, nil
+}
+
+func (m *machine) dialControl(ctx context.Context) (net.Conn, error) {
 	dir, err := os.Open(m.spec.Dir)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }()
 	conn, err := dialUnix(ctx, dir, controlSocket)
-	if err != nil {
-		select {
-		case <-m.done:
-			return nil, fmt.Errorf("connect to guest of %s: %w", m.spec.ID, errors.Join(engine.ErrDead, m.Err()))
-		default:
-			return nil, err
-		}
+	if err != nil && isClosed(m.done) {
+		err = errors.Join(engine.ErrDead, m.Err())
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.conn = conn
+	if err != nil {
+		return nil, fmt.Errorf("connect to guest of %s: %w", m.spec.ID, err)
+	}
 	return conn, nil
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
 }
 
 // Console implements engine.Machine.
@@ -206,11 +227,13 @@ func (m *machine) Err() error {
 func (m *machine) Close() error {
 	err := m.end()
 	m.mu.Lock()
-	scratch, conn := m.scratch, m.conn
-	m.scratch, m.conn = nil, nil
+	scratch, conns := m.scratch, []net.Conn{m.conn, m.first}
+	m.scratch, m.conn, m.first = nil, nil, nil
 	m.mu.Unlock()
-	if conn != nil {
-		_ = conn.Close()
+	for _, conn := range conns {
+		if conn != nil {
+			_ = conn.Close()
+		}
 	}
 	if scratch != nil {
 		_ = scratch.Close()

@@ -41,6 +41,11 @@ func (e *Engine) restore(ctx context.Context, spec *engine.Spec, from *engine.Ch
 	if err != nil {
 		return nil, err
 	}
+	// Connected before the state is loaded: the guest was frozen in the middle of a connection, finds one, and waits for
+	// its bytes. Otherwise it would be told of a hang-up and look for a new one now and then.
+	if m.first, err = m.dialControl(ctx); err != nil {
+		return nil, errors.Join(m.failed(err), m.Close())
+	}
 	if err := m.load(ctx, from.State); err != nil {
 		return nil, errors.Join(m.failed(err), m.Close())
 	}
