@@ -64,7 +64,7 @@ func (b *build) warm(ctx context.Context, dir, overlay, base string) (*warmed, e
 	if err := conn.Quiesce(dead, wire.QuiesceRequest{Sync: true}); err != nil {
 		return nil, withConsole(fmt.Errorf("freeze processes: %w", causeOr(dead, err)), machine.Console())
 	}
-	_ = conn.Close()
+	// The connection stays open: every child wakes up in the middle of it.
 	w.checkpoint, err = machine.Freeze(ctx)
 	if err != nil {
 		return nil, withConsole(fmt.Errorf("freeze machine: %w", err), machine.Console())
