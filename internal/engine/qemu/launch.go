@@ -48,8 +48,8 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 	defer files.closeChildEnds()
 	undoes.Add(files.closeOurEnds)
 	process, err := proc.Start(ctx, &proc.Command{
-		Path:     host.binary,
-		Args:     args,
+		Path: host.binary,
+		Args: args,
 		// A later daemon finds the process by it, also one that was never written down.
 		Dir:      spec.Dir,
 		Files:    files.child(),

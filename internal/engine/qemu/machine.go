@@ -154,15 +154,17 @@ func (m *machine) DialGuest(ctx context.Context) (net.Conn, error) {
 	m.mu.Lock()
 	old, first := m.conn, m.first
 	m.conn, m.first = nil, nil
-	if first != nil {
+	if first != nil && !isClosed(m.done) {
 		m.conn = first
 		m.mu.Unlock()
 		return first, nil
 	}
 	m.mu.Unlock()
-	if old != nil {
-		// QEMU serves one connection of a port and accepts the next when this one has ended.
-		_ = old.Close()
+	// QEMU serves one connection of a port and accepts the next when this one has ended.
+	for _, conn := range []net.Conn{old, first} {
+		if conn != nil {
+			_ = conn.Close()
+		}
 	}
 	conn, err := m.dialControl(ctx)
 	if err != nil {
