@@ -2,6 +2,7 @@ package contexts
 
 import (
 	"context"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -33,7 +34,7 @@ func newManager(t *testing.T) *Manager {
 
 func accounts(t *testing.T) *account.Table {
 	t.Helper()
-	return account.New("/", account.Defaults{User: testUser, Workdir: t.TempDir()})
+	return account.New("/", account.Defaults{User: testUser, Workdir: t.TempDir(), Env: map[string]string{"PATH": os.Getenv("PATH")}})
 }
 
 // output collects what an evaluation prints.

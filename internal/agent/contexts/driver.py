@@ -96,9 +96,17 @@ def driver():
             sources_size -= sources.pop(oldest)
             linecache.cache.pop(oldest, None)
 
-    def execute(code, name):
-        # Returns the text of a trailing expression.
+    def execute(code, name, simple):
+        # Returns the text of a trailing expression. Simple: the agent thinks that the code is nothing but one, which
+        # spares the detour through a syntax tree.
         nonlocal flags
+        if simple:
+            try:
+                compiled = compile(code, name, "eval", flags)
+            except SyntaxError:
+                pass
+            else:
+                return show(run(compiled))
         tree = compile(code, name, "exec", ONLY_AST | flags)
         body = tree.body
         last = body.pop() if body and isinstance(body[-1], Expr) else None
@@ -112,7 +120,9 @@ def driver():
             run(compiled)
         if last is None:
             return None
-        value = run(compile(Expression(last.value), name, "eval", flags))
+        return show(run(compile(Expression(last.value), name, "eval", flags)))
+
+    def show(value):
         if value is None:
             return None
         # As sys.displayhook does: an old _ must not be shown by the repr of a value that refers to it.
@@ -175,13 +185,17 @@ def driver():
         return kind.__name__, clip(value, 1 << 16), clip(text)
 
     def flush():
-        for f in (sys.stdout, sys.stderr, stdout, stderr):
-            try:
-                f.flush()
-            except Exception:
-                pass
+        try:
+            stdout.flush()
+            stderr.flush()
+            if sys.stdout is not stdout:
+                sys.stdout.flush()
+            if sys.stderr is not stderr:
+                sys.stderr.flush()
+        except Exception:  # closed, or not a file at all
+            pass
 
-    def evaluate(count, code, env):
+    def evaluate(name, code, simple, env):
         nonlocal user, pending
         text = error = before = None
         try:
@@ -189,12 +203,11 @@ def driver():
                 if env:
                     before = {k: environ.get(k) for k in env}
                     environ.update(env)
-                name = "<eval %d>" % count
                 remember(name, code)
                 user = True
                 if pending:
                     raise KeyboardInterrupt
-                text = execute(code, name)
+                text = execute(code, name, simple)
             finally:
                 try:
                     # Still interruptible: a reader that does not read holds it back.
@@ -233,7 +246,8 @@ def driver():
         # The first thing that runs in a clone: no imports, no system calls but what ssl needs.
         done, failed = [], []
         if env:
-            environ.update(env)
+            for k in env:
+                environ[k] = env[k]
         random = modules.get("random")
         if random is not None:
             try:
@@ -245,14 +259,16 @@ def driver():
         mtrand = modules.get("numpy.random.mtrand")
         if mtrand is not None:
             try:
-                mtrand._rand.seed([int.from_bytes(seed[i : i + 4], "little") for i in range(32, 64, 4)])
+                # Not seed: that takes 32 bits, or twice as much code for more.
+                key = modules["numpy"].frombuffer(seed, "u4", 624, 64)
+                mtrand._rand.set_state(("MT19937", key, 624))
                 done.append("numpy.random")
             except Exception as e:
                 failed.append(("numpy.random", repr(e)))
         ssl = modules.get("_ssl")
         if ssl is not None:
             try:
-                ssl.RAND_add(seed[64:96], 32.0)
+                ssl.RAND_add(seed[32:64], 32.0)
                 done.append("openssl")
             except Exception as e:
                 failed.append(("openssl", repr(e)))
@@ -283,11 +299,17 @@ def driver():
             system = getattr(random, "SystemRandom", ())
             names = getattr(modules.get("tempfile"), "_name_sequence", None)
             known.append(getattr(names, "_rng", None))
-            for o in gc.get_objects():
-                kind = type(o)
-                if issubclass(kind, kinds) and not issubclass(kind, system) and not any(o is k for k in known):
-                    name = kind.__module__ + "." + kind.__qualname__
+            everything = gc.get_objects()
+            # Hundreds of thousands of objects, but few types: those first.
+            types = {k for k in set(map(type, everything)) if issubclass(k, kinds) and not issubclass(k, system)}
+            for o in [o for o in everything if type(o) in types]:
+                if not any(o is k for k in known):
+                    name = type(o).__module__ + "." + type(o).__qualname__
                     found[name] = found.get(name, 0) + 1
+        ssl = modules.get("_ssl")
+        if ssl is not None:
+            # OpenSSL sets up its generator at first use, which takes long; not in a clone, please.
+            ssl.RAND_add(b"forkd", 0.0)
         children = 0
         mp = modules.get("multiprocessing.process")
         if mp is not None:
@@ -298,9 +320,10 @@ def driver():
         nonlocal pending
         op, sequence, args = receive()
         if op == "eval":
-            if args[3]:
-                pending = False
-            reply = evaluate(*args[:3])
+            name, code, simple, env, late = args
+            if late:
+                pending = False  # SIGINT may have been meant for the evaluation before
+            reply = evaluate(name, code, simple, env)
         elif op == "renew":
             reply = renew(*args)
         else:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -125,11 +126,47 @@ func (c *Context) exchange(req *wire.EvalRequest, count int) (any, error) {
 	if !c.alive() {
 		return nil, errGone
 	}
-	n, err := c.request("eval", tuple{count, req.Code, req.Env, c.signalled})
+	n, err := c.request("eval", tuple{"<eval " + strconv.Itoa(count) + ">", req.Code, expression(req.Code), req.Env, c.signalled})
 	if err != nil {
 		return nil, err
 	}
 	return c.receive(n)
+}
+
+// expression guesses whether code is a single expression on one line. A wrong guess costs time only, so strings and
+// nested brackets are not understood.
+func expression(code string) bool {
+	code = strings.TrimRight(code, "\n")
+	if strings.ContainsAny(code, "\n;") {
+		return false
+	}
+	word := code
+	for i := range len(code) {
+		if c := code[i]; (c < 'a' || c > 'z') && c != '_' {
+			word = code[:i]
+			break
+		}
+	}
+	switch word {
+	case "import", "from", "def", "class", "for", "while", "if", "with", "try", "raise", "assert", "del", "pass",
+		"global", "nonlocal", "async", "return", "yield", "break", "continue":
+		return false
+	}
+	depth := 0
+	for i := range len(code) {
+		switch code[i] {
+		case '(', '[', '{':
+			depth++
+		case ')', ']', '}':
+			depth--
+		case '=':
+			compares := i+1 < len(code) && code[i+1] == '=' || i > 0 && strings.IndexByte("=!<>", code[i-1]) >= 0
+			if depth == 0 && !compares {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // fill takes the driver's reply to an evaluation apart: text or None, and None or name, value and traceback of an error.

@@ -376,8 +376,13 @@ func TestEnvironmentOfOneEval(t *testing.T) {
 
 func TestModulesStayClean(t *testing.T) {
 	m := newManager(t)
-	got := run(t, m, "import sys\n[n for n in ('json', 'random', 'asyncio', 'ast', 'ssl', 'threading', 'subprocess', 'signal', 'numpy') if n in sys.modules]")
-	if got != "[]" {
+	code := `import sys
+before = set(sys.modules)
+import subprocess
+plain = subprocess.check_output([sys.executable, "-c", "import sys; print(*sys.modules)"], text=True).split()
+wanted = ("json", "random", "asyncio", "ast", "ssl", "threading", "subprocess", "signal", "numpy")
+[n for n in wanted if n in before and n not in plain]`
+	if got := run(t, m, code); got != "[]" {
 		t.Errorf("loaded without being asked: %s", got)
 	}
 }
@@ -619,5 +624,35 @@ func TestFactsOfThreads(t *testing.T) {
 	}
 	if !found {
 		t.Errorf("%+v", not)
+	}
+}
+
+func TestRenewNumpy(t *testing.T) {
+	m := newManager(t)
+	if got := run(t, m, "import numpy, numpy.random"); got != "" {
+		t.Skipf("needs numpy: %s", got)
+	}
+	state := "numpy.random.seed(1)\ng = numpy.random.default_rng(1)\n_ = numpy.random.normal()\nnumpy.random.random(4).tolist()"
+	first := run(t, m, state)
+	if first != run(t, m, state) {
+		t.Fatal("the seed does not fix the state")
+	}
+	if err := m.Quiesce(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	run(t, m, "numpy.random.seed(1)")
+	renewed, not, err := m.Renew(t.Context(), nil, func(string) error { return nil })
+	if err != nil || !strings.Contains(strings.Join(renewed, " "), "context:default:numpy.random") {
+		t.Fatalf("%q %+v %v", renewed, not, err)
+	}
+	if !strings.Contains(fmt.Sprint(not), "numpy.random._generator.Generator") {
+		t.Errorf("the generator is not named: %+v", not)
+	}
+	if got := run(t, m, "_ = numpy.random.normal()\nnumpy.random.random(4).tolist()"); got == first {
+		t.Error("numpy.random was not renewed")
+	}
+	run(t, m, "numpy.random.mtrand._rand = 5")
+	if _, not, err = m.Renew(t.Context(), nil, func(string) error { return nil }); err != nil || !strings.Contains(fmt.Sprint(not), "reseeding it failed") {
+		t.Errorf("%+v %v", not, err)
 	}
 }

@@ -47,3 +47,32 @@ func FuzzParseReply(f *testing.F) {
 		}
 	})
 }
+
+func TestExpression(t *testing.T) {
+	for code, want := range map[string]bool{
+		"1+1":               true,
+		"x\n":               true,
+		"f(a=1)[2]":         true,
+		"x == 1":            true,
+		"x <= 1 != y":       true,
+		"importance":        true,
+		"await f()":         true,
+		"not x":             true,
+		"":                  true,
+		"x = 1":             false,
+		"x=1":               false,
+		"x += 1":            false,
+		"import numpy":      false,
+		"from a import b":   false,
+		"if x: 1":           false,
+		"x; y":              false,
+		"x\ny":              false,
+		"def f(a=1): pass":  false,
+		"del x":             false,
+		"for i in x: print": false,
+	} {
+		if got := expression(code); got != want {
+			t.Errorf("%q: %v", code, got)
+		}
+	}
+}

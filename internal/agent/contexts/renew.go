@@ -151,10 +151,13 @@ func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(co
 	return renewed, not, nil
 }
 
+// seedBytes are 32 for random, 32 for OpenSSL, and the 624 words of numpy's Mersenne twister.
+const seedBytes = 64 + 4*624
+
 func (c *Context) askRenewal(env map[string]string) error {
 	// The interpreter gets random bytes instead of asking the kernel for them: system calls it has not made yet in this
 	// machine are slow.
-	seed := make([]byte, 96)
+	seed := make([]byte, seedBytes)
 	if n, err := unix.Getrandom(seed, 0); err != nil || n != len(seed) {
 		return fmt.Errorf("get %d random bytes: got %d: %w", len(seed), n, err)
 	}

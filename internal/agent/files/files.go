@@ -452,8 +452,7 @@ func failure(doing, path string, err error) error {
 	}
 	code := wire.CodeInternal
 	why := err.Error()
-	var errno unix.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[unix.Errno](err); ok {
 		why = errno.Error()
 	}
 	switch {

@@ -140,6 +140,11 @@ func (f *fixture) names(dir string) []string {
 func TestWriteIsAtomic(t *testing.T) {
 	f := newFixture(t)
 	path := f.put("file", "old", 0o644)
+	t.Cleanup(func() { // runs after that of Call, which waits for the handler
+		if b, _ := os.ReadFile(path); string(b) != "old" || len(f.names(".")) != 1 {
+			t.Errorf("%q, %q", b, f.names("."))
+		}
+	})
 	s := agenttest.Call(t, f.handlers[wire.MethodFileWrite], wire.WriteRequest{Path: path})
 	if err := s.Send(wire.KindData, []byte("new")); err != nil {
 		t.Fatal(err)
@@ -147,12 +152,6 @@ func TestWriteIsAtomic(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // after the handler has ended
-		if b, _ := os.ReadFile(path); string(b) != "old" || len(f.names(".")) != 1 {
-			t.Errorf("%q, %q", b, f.names("."))
-		}
-	})
-	f.t = t
 }
 
 func TestWriteThroughLink(t *testing.T) {

@@ -487,7 +487,9 @@ func TestInputBackPressure(t *testing.T) {
 	if r := follow(t, s); r.end == nil || r.end.Signal != 9 {
 		t.Errorf("end %+v err %v", r.end, r.err)
 	}
-	<-sent
+	if err := <-sent; err == nil {
+		t.Error("32 MB were taken")
+	}
 }
 
 func TestPTY(t *testing.T) {

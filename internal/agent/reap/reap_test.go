@@ -153,7 +153,7 @@ func beInit() int {
 		return fail("pid " + strconv.Itoa(os.Getpid()))
 	}
 	r := NewInit()
-	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // it is a program of its own
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	var running sync.WaitGroup
 	running.Go(func() { r.Run(ctx) })

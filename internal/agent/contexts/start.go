@@ -1,0 +1,209 @@
+package contexts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/agent/account"
+	"forkd.dev/forkd/internal/agent/pipe"
+	"forkd.dev/forkd/internal/agent/process"
+	"forkd.dev/forkd/internal/agent/reap"
+	"forkd.dev/forkd/internal/guest/wire"
+)
+
+// start starts an interpreter and returns when it is ready for code.
+func (m *Manager) start(ctx context.Context, cfg wire.ContextConfig) (*Context, error) {
+	user, err := m.cfg.Accounts.User(cfg.User)
+	if err != nil {
+		return nil, err
+	}
+	env, err := m.cfg.Accounts.Environ(user, cfg.Env)
+	if err != nil {
+		return nil, err
+	}
+	dir, err := m.cfg.Accounts.Dir(user, cfg.Cwd)
+	if err != nil {
+		return nil, err
+	}
+	path, err := process.LookPath("python3", dir, account.Getenv(env, "PATH"))
+	if err != nil {
+		return nil, wire.Errorf(wire.CodePrecondition, "context %s: no python3 in this image: add it to the recipe's packages (looked in PATH=%s)",
+			cfg.ID, account.Getenv(env, "PATH"))
+	}
+	sys, err := process.Credential(user)
+	if err != nil {
+		return nil, err
+	}
+	command := &reap.Command{Path: path, Args: []string{"python3", "-c", boot}, Env: env, Dir: dir, Sys: sys}
+	c := &Context{
+		id:   cfg.ID,
+		cwd:  dir,
+		gone: make(chan struct{}),
+		turn: make(chan struct{}, 1),
+		kept: pipe.Ring[wire.Kind]{Max: keptBytes},
+	}
+	err = c.open(command, user)
+	if err == nil {
+		err = m.launch(c, command)
+	}
+	for _, fd := range command.Files {
+		_ = unix.Close(fd)
+	}
+	if err != nil {
+		for _, o := range c.outs {
+			o.Close()
+		}
+		if c.ctl != nil {
+			_ = c.ctl.Close()
+		}
+		return nil, err
+	}
+	m.watchers.Go(func() { m.watch(c) })
+	if err := c.greet(ctx); err != nil {
+		_ = c.child.SignalGroup(unix.SIGKILL)
+		<-c.gone
+		return nil, err
+	}
+	return c, nil
+}
+
+// open makes the channels of a context and the child's ends of them, which are the caller's to close.
+func (c *Context) open(command *reap.Command, user *account.User) error {
+	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return wire.Errorf(wire.CodeInternal, "context %s: open /dev/null: %v", c.id, err)
+	}
+	command.Files = append(command.Files, null)
+	for _, kind := range []wire.Kind{wire.KindStdout, wire.KindStderr} {
+		r, w, err := pipe.New()
+		if err != nil {
+			return wire.Errorf(wire.CodeExhausted, "context %s: %v", c.id, err)
+		}
+		command.Files = append(command.Files, w)
+		if os.Geteuid() == 0 {
+			_ = unix.Fchown(w, int(user.UID), int(user.GID)) // for those who open /dev/stdout again
+		}
+		o, err := pipe.NewOutlet(r, "output", chunk, func(b []byte) { c.deliver(kind, b) })
+		if err != nil {
+			return wire.Errorf(wire.CodeInternal, "context %s: %v", c.id, err)
+		}
+		c.outs = append(c.outs, o)
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return wire.Errorf(wire.CodeExhausted, "context %s: make a control channel: %v", c.id, err)
+	}
+	command.Files = append(command.Files, pair[1])
+	// Only our end: the driver's reads wait.
+	if err := unix.SetNonblock(pair[0], true); err != nil {
+		_ = unix.Close(pair[0])
+		return wire.Errorf(wire.CodeInternal, "context %s: %v", c.id, err)
+	}
+	c.ctl = os.NewFile(uintptr(pair[0]), "control")
+	if _, err := c.ctl.WriteString(driver); err != nil {
+		return wire.Errorf(wire.CodeInternal, "context %s: send the driver: %v", c.id, err)
+	}
+	return nil
+}
+
+func (m *Manager) launch(c *Context, command *reap.Command) error {
+	if m.cfg.CgroupDir != nil {
+		dir, err := m.cfg.CgroupDir(c.id)
+		if err != nil {
+			return wire.Errorf(wire.CodeInternal, "context %s: open its cgroup: %v", c.id, err)
+		}
+		if dir != nil {
+			defer dir.Close()
+			command.Sys.UseCgroupFD = true
+			command.Sys.CgroupFD = int(dir.Fd())
+		}
+	}
+	child, err := m.cfg.Reaper.Start(command)
+	if err != nil {
+		return wire.Errorf(wire.CodePrecondition, "context %s: %v; is the image's python3 complete?", c.id, err)
+	}
+	c.child = child
+	return nil
+}
+
+// watch sees to it that the end of the process is noticed and everything of it closed.
+func (m *Manager) watch(c *Context) {
+	var readers sync.WaitGroup
+	for _, o := range c.outs {
+		readers.Go(o.Run)
+	}
+	<-c.child.Done()
+	// Who waits for an answer stops waiting; a child of user code may still hold the other end.
+	_ = c.ctl.SetDeadline(time.Unix(1, 0))
+	if m.cfg.Gone != nil {
+		m.cfg.Gone(c.id)
+	}
+	close(c.gone)
+	c.turn <- struct{}{}
+	_ = c.ctl.Close()
+	<-c.turn
+	readers.Wait() // until the last descendant has closed its output
+	for _, o := range c.outs {
+		o.Close()
+	}
+}
+
+// greet waits until the driver is ready.
+func (c *Context) greet(ctx context.Context) error {
+	deadline := time.Now().Add(startLimit)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	_ = c.ctl.SetReadDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() { _ = c.child.SignalGroup(unix.SIGKILL) })
+	reply, err := c.receive(0)
+	stop()
+	_ = c.ctl.SetReadDeadline(time.Time{})
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	version, ok := reply.(string)
+	if err != nil || !ok {
+		return c.stillborn(err)
+	}
+	var major, minor int
+	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n < 2 || major < 3 || major == 3 && minor < 8 {
+		return wire.Errorf(wire.CodePrecondition, "context %s: the image's python3 is version %s; 3.8 or newer is needed", c.id, version)
+	}
+	return nil
+}
+
+// stillborn says why an interpreter did not come up, with what it printed.
+func (c *Context) stillborn(err error) error {
+	why := "it did not answer"
+	if errors.Is(err, os.ErrDeadlineExceeded) && c.alive() {
+		why = "it did not answer within " + startLimit.String()
+	}
+	_ = c.child.SignalGroup(unix.SIGKILL)
+	<-c.child.Done()
+	if c.child.State().Signal() != unix.SIGKILL {
+		why = c.child.State().String()
+	}
+	for _, o := range c.outs {
+		o.Drain()
+	}
+	var said strings.Builder
+	c.sinkMu.Lock()
+	defer c.sinkMu.Unlock()
+	_ = c.kept.Flush(func(_ wire.Kind, b []byte) error { said.Write(b); return nil })
+	text := strings.TrimSpace(strings.ToValidUTF8(said.String(), "?"))
+	if len(text) > 2000 {
+		text = "…" + text[len(text)-2000:]
+	}
+	if text != "" {
+		why += "; it said: " + text
+	}
+	return wire.Errorf(wire.CodePrecondition, "context %s: python3 did not start: %s", c.id, why)
+}
