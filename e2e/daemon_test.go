@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -54,7 +53,7 @@ func TestDaemonLife(t *testing.T) {
 		t.Errorf("start replaced daemon %d by %d", st.PID, again.PID)
 	}
 	f.run("daemon", "stop")
-	if err := syscall.Kill(st.PID, 0); err == nil {
+	if alive(st.PID) {
 		t.Errorf("daemon %d is still there", st.PID)
 	}
 	f.run("daemon", "stop") // again: no error

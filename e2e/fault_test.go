@@ -84,7 +84,7 @@ func TestKilledDaemon(t *testing.T) {
 	if err := syscall.Kill(st.PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	await(t, 10*time.Second, "the daemon's end", func() bool { return syscall.Kill(st.PID, 0) != nil })
+	await(t, 10*time.Second, "the daemon's end", func() bool { return !alive(st.PID) })
 	if len(machinesOf(f.home)) != 2 {
 		t.Fatalf("machines after the daemon's death: %v", machinesOf(f.home))
 	}

@@ -116,6 +116,16 @@ func machinesOf(home string) []int {
 	return pids
 }
 
+// alive reports whether a process runs; one that only waits to be reaped does not.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(rest, "Z")
+}
+
 func binary() (string, error) {
 	wd, err := os.Getwd()
 	if err != nil {
@@ -162,6 +172,9 @@ func prepare(t testing.TB, f *forkd) error {
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(10*time.Minute))
 	defer cancel()
 	r := runIn(ctx, f.bin, f.home, nil, nil, "build", parentTag, "-t", parentTag)
+	if strings.Contains(r.stderr, "--replace") { // an earlier run's, of another build
+		r = runIn(ctx, f.bin, f.home, nil, nil, "build", parentTag, "-t", parentTag, "--replace")
+	}
 	if r.code != 0 {
 		return errors.New(r.stderr)
 	}

@@ -132,8 +132,8 @@ func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlag
 	if err != nil {
 		return a.lost(ctx, c, id, err)
 	}
-	if end.Error != "" {
-		a.progress("forkd: %s", printable(end.Error))
+	if problem := end.Problem(); problem != "" {
+		a.progress("forkd: %s", printable(problem))
 	}
 	if code := end.Code(); code != 0 {
 		return guestExitError(code)

@@ -86,9 +86,22 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 	b := &build{h: h, spec: spec, recipe: recipe, features: features, progress: progress}
 	m, err := b.run(ctx)
 	if err != nil {
-		return SnapshotView{}, fmt.Errorf("build %s: %w", spec.Tag, err)
+		return SnapshotView{}, h.explainFull(fmt.Errorf("build %s: %w", spec.Tag, err))
 	}
 	return h.viewSnapshot(m), nil
+}
+
+// fullBelow is less free space than any build leaves over.
+const fullBelow = 16 << 20
+
+// explainFull says so when the disk is full: a guest whose disk cannot grow on the host sees only an I/O error.
+func (h *Host) explainFull(err error) error {
+	free, statErr := freeSpace(h.cfg.Home.Root)
+	if statErr != nil || free > fullBelow {
+		return err
+	}
+	return hint(fmt.Errorf("%w: no space left on the disk of %s: %w", ErrExhausted, h.cfg.Home.Root, err),
+		"free some space there, or give another directory with --home")
 }
 
 func (b *build) say(step, format string, args ...any) {

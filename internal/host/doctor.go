@@ -116,11 +116,10 @@ func (h *Host) memoryCheck() Check {
 }
 
 func (h *Host) diskCheck() Check {
-	var st unix.Statfs_t
-	if err := unix.Statfs(h.cfg.Home.Root, &st); err != nil {
+	free, err := freeSpace(h.cfg.Home.Root)
+	if err != nil {
 		return Check{"disk", Fail, err.Error(), "give another directory with --home"}
 	}
-	free := int64(st.Bavail) * st.Bsize
 	c := Check{"disk", Pass, fmt.Sprintf("%s free at %s", mib(free), h.cfg.Home.Root), ""}
 	switch {
 	case free < 1<<30:
@@ -129,6 +128,14 @@ func (h *Host) diskCheck() Check {
 		c.Status, c.Hint = Warn, "building an image needs about 2 GiB"
 	}
 	return c
+}
+
+func freeSpace(dir string) (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, fmt.Errorf("look at the disk of %s: %w", dir, err)
+	}
+	return int64(st.Bavail) * st.Bsize, nil
 }
 
 func toolCheck() Check {

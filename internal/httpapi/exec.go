@@ -44,7 +44,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("exec %.80q: %w", req.Args[0], err)
 	}
 	return reply(w, http.StatusOK, api.ExecResponse{
-		Stdout: stdout.text(), Stderr: stderr.text(), ExitCode: end.Code(), Error: end.Error,
+		Stdout: stdout.text(), Stderr: stderr.text(), ExitCode: end.Code(), Error: end.Problem(),
 	})
 }
 
