@@ -156,8 +156,9 @@ func (p *platform) cmdline(spec *engine.Spec) string {
 		words = append(words, "console=ttyS0", "reboot=k", "8250.nr_uarts=1", "no_timer_check")
 	}
 	if p.accelerator == TCG {
-		// Emulated code does not speculate; the kernel's mitigations only cost time.
-		words = append(words, "mitigations=off")
+		// Emulated code does not speculate; the kernel's mitigations only cost time. Translated code is found by its
+		// virtual address: with randomized ones every start of a program translates its libraries anew.
+		words = append(words, "mitigations=off", "norandmaps")
 	}
 	if p.accelerator == TCG && p.arch == "amd64" {
 		words = append(words, "clocksource=hpet", "tsc=unstable", "tsc_early_khz="+strconv.FormatInt(p.clockHz/1000, 10))
