@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
@@ -114,6 +115,9 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 	}
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		return fmt.Errorf("%w at %s: %w", ErrNoDaemon, c.address, op.Err)
+	}
+	if errors.Is(err, fs.ErrNotExist) { // not even the socket's directory is there
+		return fmt.Errorf("%w at %s", ErrNoDaemon, c.address)
 	}
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err

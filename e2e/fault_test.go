@@ -135,7 +135,7 @@ func TestDamagedLayers(t *testing.T) {
 				f := copied(t)
 				damageAll(t, filepath.Join(f.home, "layers", kind), how)
 				r := f.try("fork", parentTag)
-				if r.code != 1 || !strings.Contains(r.stderr, "corrupt") || !strings.Contains(r.stderr, "try:") {
+				if r.code != 1 || !strings.Contains(r.stderr, "damaged") || !strings.Contains(r.stderr, "try:") {
 					t.Errorf("fork of a damaged snapshot: %+v", r)
 				}
 				if out := f.run("ls", "-q"); out != "" {
