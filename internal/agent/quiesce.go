@@ -30,8 +30,8 @@ func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, request []byte) err
 	if err := a.cfg.Contexts.Quiesce(ctx); err != nil {
 		return fmt.Errorf("prepare contexts: %w", err)
 	}
-	if req.Sync {
-		a.cfg.System.Sync()
+	if req.Settle {
+		a.settle()
 	}
 	// The children of this machine start with a tidy heap and collect no garbage on their way to the first answer.
 	runtime.GC()

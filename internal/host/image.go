@@ -20,6 +20,11 @@ import (
 	"forkd.dev/forkd/internal/undo"
 )
 
+// agentTuning reaches the agent as an environment variable, which is what the kernel makes of words it does not know.
+// Go then starts goroutines with stacks of the usual size instead of growing each: growing is code too, and in a fork
+// all code runs for the first time.
+const agentTuning = " GODEBUG=adaptivestackstart=1"
+
 const (
 	builderMemory   = 1 << 30 // package scripts and their page cache; the snapshot's machine may be smaller
 	bootTimeout     = 3 * time.Minute
@@ -134,7 +139,7 @@ func (b *build) boot(ctx context.Context, spec *engine.Spec, phase string) (engi
 	if err := b.writeInitrd(initrd); err != nil {
 		return nil, nil, err
 	}
-	spec.Boot = &engine.Boot{Kernel: b.kernel.Path, Initrd: initrd, Cmdline: "forkd.phase=" + phase}
+	spec.Boot = &engine.Boot{Kernel: b.kernel.Path, Initrd: initrd, Cmdline: "forkd.phase=" + phase + agentTuning}
 	machine, err := b.h.cfg.Engine.Boot(ctx, spec)
 	if err != nil {
 		return nil, nil, fmt.Errorf("boot: %w", err)

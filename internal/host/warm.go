@@ -61,7 +61,7 @@ func (b *build) warm(ctx context.Context, dir, overlay, base string) (*warmed, e
 	}
 	w.warm = time.Since(start)
 	b.say("freeze", "freezing (warmed in %.1f s)", w.warm.Seconds())
-	if err := conn.Quiesce(dead, wire.QuiesceRequest{Sync: true}); err != nil {
+	if err := conn.Quiesce(dead, wire.QuiesceRequest{Settle: true}); err != nil {
 		return nil, withConsole(fmt.Errorf("freeze processes: %w", causeOr(dead, err)), machine.Console())
 	}
 	// The connection stays open: every child wakes up in the middle of it.

@@ -17,7 +17,6 @@ import (
 	_ "embed"
 	"errors"
 	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -108,14 +107,25 @@ type evaluation struct {
 	timedOut    bool
 }
 
-var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+const maxID = 64
+
+// validID is no regular expression: the first evaluation of a fork would translate the code that runs one.
+func validID(s string) bool {
+	for i, c := range []byte(s) {
+		alnum := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if !alnum && (i == 0 || c != '.' && c != '_' && c != '-') {
+			return false
+		}
+	}
+	return s != "" && len(s) <= maxID
+}
 
 // check fills in defaults and refuses what cannot be.
 func check(cfg *wire.ContextConfig) error {
 	if cfg.ID == "" {
 		cfg.ID = defaultID
 	}
-	if !idPattern.MatchString(cfg.ID) {
+	if !validID(cfg.ID) {
 		return wire.Errorf(wire.CodeInvalid, "context id %q: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit", cfg.ID)
 	}
 	switch cfg.Language {

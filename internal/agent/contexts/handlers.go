@@ -2,7 +2,6 @@ package contexts
 
 import (
 	"context"
-	"encoding/json"
 
 	"forkd.dev/forkd/internal/guest/wire"
 )
@@ -21,7 +20,7 @@ func (m *Manager) Handlers() map[string]wire.Handler {
 func call[T any](f func(context.Context, *wire.Stream, *T) error) wire.Handler {
 	return func(ctx context.Context, s *wire.Stream, request []byte) error {
 		req := new(T)
-		if err := json.Unmarshal(request, req); err != nil {
+		if err := wire.Decode(request, req); err != nil {
 			return wire.Errorf(wire.CodeInvalid, "decode request: %v", err)
 		}
 		return f(ctx, s, req)

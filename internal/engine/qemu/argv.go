@@ -149,7 +149,10 @@ func diskArgs(spec *engine.Spec) []string {
 
 // cmdline is the engine's part of the kernel's command line and the caller's. The reasons are in decision 0002.
 func (p *platform) cmdline(spec *engine.Spec) string {
-	words := []string{"panic=-1", "quiet", "random.trust_cpu=on", "nowatchdog", "audit=0", "psi=0", "cryptomgr.notests"}
+	words := []string{
+		"panic=-1", "quiet", "random.trust_cpu=on", "nowatchdog", "audit=0", "psi=0", "lsm=landlock,yama",
+		"cryptomgr.notests",
+	}
 	if p.arch == "arm64" {
 		words = append(words, "console=ttyAMA0")
 	} else {

@@ -73,11 +73,11 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// QuiesceRequest stops user processes. Sync writes the guest's dirty pages to its disk first: for a parent that will
-// never run again, whose every child would otherwise write them back, each for itself. Never for a branch, whose
-// source must not wait for a disk.
+// QuiesceRequest stops user processes. Settle first writes the guest's dirty pages to its disk and reads in what its
+// interpreters have mapped: for a parent that will never run again, whose every child would otherwise do both for itself.
+// Never for a branch, whose source must not wait for a disk.
 type QuiesceRequest struct {
-	Sync bool `json:"sync,omitempty"`
+	Settle bool `json:"settle,omitempty"`
 }
 
 // AwakenRequest gives a fresh child its identity. Everything random in it was drawn by the host for this child alone.

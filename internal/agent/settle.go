@@ -1,0 +1,59 @@
+package agent
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// maxSettle bounds what is read into the page cache: it becomes part of the snapshot.
+const maxSettle = 256 << 20
+
+// settle does once, before a parent is frozen for good, what every child would otherwise do for itself: write dirty
+// pages back, and read the rest of the programs and libraries that interpreters have mapped.
+func (a *Agent) settle() {
+	left := int64(maxSettle)
+	seen := map[string]bool{}
+	for pid := range a.cfg.Contexts.PIDs() {
+		for _, name := range mappedFiles(pid) {
+			if left > 0 && !seen[name] {
+				seen[name] = true
+				left -= readIn(filepath.Join("/proc", strconv.Itoa(pid), "root", name), left)
+			}
+		}
+	}
+	a.cfg.System.Sync()
+}
+
+// mappedFiles are the files of which a process has code mapped. A process that ended meanwhile has none.
+func mappedFiles(pid int) []string {
+	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "maps"))
+	if err != nil {
+		return nil
+	}
+	var files []string
+	for line := range strings.Lines(string(text)) {
+		// "address perms offset dev inode path"; a path may hold blanks, anonymous mappings have none.
+		f := strings.SplitN(strings.TrimSpace(line), " ", 6)
+		if len(f) < 6 || !strings.Contains(f[1], "x") {
+			continue
+		}
+		if name := strings.TrimSpace(f[5]); strings.HasPrefix(name, "/") {
+			files = append(files, name)
+		}
+	}
+	return files
+}
+
+// readIn reads a file for its effect on the page cache. Nothing depends on it, so nothing is said when it fails.
+func readIn(name string, most int64) int64 {
+	f, err := os.Open(name)
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	n, _ := io.CopyN(io.Discard, f, most)
+	return n
+}
