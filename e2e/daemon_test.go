@@ -174,3 +174,58 @@ func TestClocksStayRight(t *testing.T) {
 		t.Errorf("the clock drifted by %s in ten minutes", best)
 	}
 }
+
+// TestBench reports; nothing about times is asserted.
+func TestBench(t *testing.T) {
+	f := shared(t)
+	var report struct {
+		Host   map[string]any `json:"host"`
+		N      int            `json:"n"`
+		AllMS  float64        `json:"all_answered_ms"`
+		Single struct {
+			Runs int     `json:"runs"`
+			P50  float64 `json:"p50"`
+		} `json:"single_ms"`
+		Own struct {
+			P50 float64 `json:"p50"`
+		} `json:"own_mib"`
+	}
+	f.json(&report, "bench", "fork", "-n", "4", "--runs", "2")
+	if report.N != 4 || report.AllMS <= 0 || report.Single.Runs != 2 || report.Single.P50 <= 0 || report.Own.P50 <= 0 || report.Host["engine"] == nil {
+		t.Errorf("bench: %+v", report)
+	}
+	if out := f.run("ls", "-q", "--label", "forkd.bench=yes"); out != "" {
+		t.Errorf("bench left %q", out)
+	}
+}
+
+func TestImagesAndSnapshots(t *testing.T) {
+	f := shared(t)
+	if out := f.run("images", "ls"); !strings.Contains(out, "debian:bookworm") {
+		t.Errorf("images: %q", out)
+	}
+	if r := f.try("images", "rm", parentTag); r.code != 1 || !strings.Contains(r.stderr, "rmi "+parentTag) {
+		t.Errorf("removing an image in use: %+v", r)
+	}
+	var info struct {
+		Tag    string         `json:"tag"`
+		Engine map[string]any `json:"engine"`
+		BootMS float64        `json:"boot_ms"`
+		Warm   []string       `json:"warm"`
+	}
+	f.json(&info, "snapshot-info", parentTag)
+	if info.Tag != parentTag || info.Engine["machine"] == "" || info.BootMS <= 0 || len(info.Warm) != 1 {
+		t.Errorf("snapshot-info: %+v", info)
+	}
+	if out := f.run("completion", "bash"); !strings.Contains(out, "forkd") {
+		t.Error("no completion for bash")
+	}
+	var checks struct {
+		OK     bool `json:"ok"`
+		Checks []struct{ Name, Status string }
+	}
+	f.json(&checks, "doctor")
+	if !checks.OK || len(checks.Checks) < 8 {
+		t.Errorf("doctor: %+v", checks)
+	}
+}

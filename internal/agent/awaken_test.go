@@ -19,6 +19,7 @@ import (
 	"forkd.dev/forkd/internal/agent/account"
 	"forkd.dev/forkd/internal/agent/reap"
 	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/testenv"
 )
 
 func testUser(uid uint32) *account.User { return &account.User{Name: "test", UID: uid, GID: uid} }
@@ -69,6 +70,7 @@ func (m *machine) frozen(group string) bool {
 
 func newMachine(t *testing.T) *machine {
 	t.Helper()
+	testenv.Need(t, "root") // as the agent always is: it opens machine-id, which nobody else may write
 	m := &machine{root: t.TempDir(), groups: t.TempDir()}
 	for _, group := range []string{"user/proc", "user/ctx-default", "hooks"} {
 		dir := filepath.Join(m.groups, group)
@@ -133,6 +135,17 @@ func call(t *testing.T, h wire.Handler, request any) ([]byte, error) {
 	err = h(t.Context(), wire.NewStream(here), b)
 	_ = here.Close()
 	return <-message, err
+}
+
+// TestIdentityFileInTheWay: an image with a directory in a file's place is an error, not the end of PID 1.
+func TestIdentityFileInTheWay(t *testing.T) {
+	m := newMachine(t)
+	if err := os.MkdirAll(filepath.Join(m.root, "etc/machine-id"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := call(t, m.handlers[wire.MethodAwaken], request()); err == nil || !strings.Contains(err.Error(), "machine-id") {
+		t.Errorf("got %v", err)
+	}
 }
 
 func request() *wire.AwakenRequest {

@@ -34,16 +34,19 @@ type slot struct {
 }
 
 // openIdentity opens the files, makes those that are missing, and removes a seed that every sibling would start from.
-func openIdentity(sys *System) (f *identityFiles, err error) {
-	f = &identityFiles{}
-	defer func() {
-		if err != nil {
-			f.close()
-		}
-	}()
+func openIdentity(sys *System) (*identityFiles, error) {
+	f := &identityFiles{}
+	if err := f.open(sys); err != nil {
+		f.close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (f *identityFiles) open(sys *System) (err error) {
 	for _, dir := range []string{"etc", "run/forkd"} {
 		if err := os.MkdirAll(filepath.Join(sys.Root, dir), 0o755); err != nil {
-			return nil, fmt.Errorf("prepare identity: %w", err)
+			return fmt.Errorf("prepare identity: %w", err)
 		}
 	}
 	dbus := filepath.Join(sys.Root, "var/lib/dbus/machine-id")
@@ -64,17 +67,17 @@ func openIdentity(sys *System) (f *identityFiles, err error) {
 			continue
 		}
 		if *file.slot, err = openSlot(file.path, file.mode); err != nil {
-			return nil, fmt.Errorf("prepare identity: open %s: %w", file.path, err)
+			return fmt.Errorf("prepare identity: open %s: %w", file.path, err)
 		}
 	}
 	if err := f.readHosts(); err != nil {
-		return nil, fmt.Errorf("prepare identity: read /etc/hosts: %w", err)
+		return fmt.Errorf("prepare identity: read /etc/hosts: %w", err)
 	}
 	err = unix.Unlink(filepath.Join(sys.Root, "var/lib/systemd/random-seed"))
 	if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR) {
-		return nil, fmt.Errorf("remove random seed: %w", err)
+		return fmt.Errorf("remove random seed: %w", err)
 	}
-	return f, nil
+	return nil
 }
 
 func regular(path string) bool {

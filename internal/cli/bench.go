@@ -100,7 +100,7 @@ func (b *bencher) run(ctx context.Context) (err error) {
 	}
 	info, err := b.c.SnapshotInfo(ctx, b.tag)
 	if err != nil {
-		return elsewhere(err, b.c, b.tag)
+		return b.a.elsewhere(err, b.c, b.tag)
 	}
 	r.SharedOnce = float64(info.MemoryOwnBytes) / (1 << 20)
 	defer func() { err = errors.Join(err, b.cleanUp(context.WithoutCancel(ctx))) }()

@@ -119,13 +119,17 @@ func (a *App) awaitOther(ctx context.Context, home layout.Home) error {
 }
 
 // elsewhere adds to an unknown tag which other daemons of this host have it.
-func elsewhere(err error, c *client.Client, tag string) error {
+func (a *App) elsewhere(err error, c *client.Client, tag string) error {
 	e, ok := errors.AsType[*api.Error](err)
 	if !ok || e.Code != api.CodeNotFound {
 		return err
 	}
+	home, homeErr := a.layout()
+	if homeErr != nil {
+		return err
+	}
 	var lines []string
-	for _, ad := range layout.WithTag(layout.Adverts(), tag, c.Address()) {
+	for _, ad := range layout.WithTag(layout.Adverts(home), tag, c.Address()) {
 		if _, err := url.Parse(ad.Host); err != nil {
 			continue
 		}

@@ -227,7 +227,7 @@ func (a *App) forkAndRun(ctx context.Context, tag string, argv []string, ff fork
 	defer c.Close()
 	children, err := c.Fork(ctx, req)
 	if err != nil {
-		return elsewhere(err, c, tag)
+		return a.elsewhere(err, c, tag)
 	}
 	if children[0].Error != nil {
 		return children[0].Error

@@ -124,7 +124,7 @@ func (a *App) doFork(cmd *cobra.Command, req api.ForkRequest) error {
 	defer c.Close()
 	children, err := c.Fork(cmd.Context(), req)
 	if err != nil {
-		return elsewhere(err, c, req.SnapshotTag)
+		return a.elsewhere(err, c, req.SnapshotTag)
 	}
 	failed := 0
 	err = a.show(children, func(w io.Writer) error {

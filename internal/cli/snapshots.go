@@ -54,7 +54,7 @@ func (a *App) snapshotInfo() *cobra.Command {
 			defer c.Close()
 			info, err := c.SnapshotInfo(cmd.Context(), args[0])
 			if err != nil {
-				return elsewhere(err, c, args[0])
+				return a.elsewhere(err, c, args[0])
 			}
 			return a.show(info, func(w io.Writer) error { return printSnapshot(w, info) })
 		},
@@ -97,7 +97,7 @@ func (a *App) rmi() *cobra.Command {
 			removed := []string{}
 			for _, tag := range args {
 				if err := c.RemoveSnapshot(cmd.Context(), tag); err != nil {
-					errs = append(errs, elsewhere(err, c, tag))
+					errs = append(errs, a.elsewhere(err, c, tag))
 					continue
 				}
 				removed = append(removed, tag)

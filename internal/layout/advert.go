@@ -2,10 +2,11 @@ package layout
 
 import (
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 )
 
@@ -19,17 +20,22 @@ type AdvertFile struct {
 
 const maxAdvert = 1 << 20
 
-// Adverts reads what the daemons of this host advertise. A file counts only if its owner is who it says, and a daemon
-// that is gone does not count; what cannot be read is passed over.
-func Adverts() []AdvertFile {
+// Adverts reads what the daemons of this host advertise, also where home's does. A file counts only if its owner is who
+// it says, and a daemon that is gone does not count; what cannot be read is passed over.
+func Adverts(home Home) []AdvertFile {
 	var all []AdvertFile
-	for _, pattern := range AdvertDirs() {
+	dirs := AdvertDirs()
+	if own := filepath.Dir(home.Advert()); !slices.Contains(dirs, own) {
+		dirs = append(dirs, own)
+	}
+	for _, pattern := range dirs {
 		paths, err := filepath.Glob(filepath.Join(pattern, "*.json"))
 		if err != nil {
 			continue
 		}
 		for _, path := range paths {
-			if a, ok := readAdvert(path); ok {
+			a, ok := readAdvert(path)
+			if ok && !slices.ContainsFunc(all, func(b AdvertFile) bool { return a.Host == b.Host }) {
 				all = append(all, a)
 			}
 		}
@@ -51,8 +57,17 @@ func readAdvert(path string) (AdvertFile, bool) {
 	if !ok || int(st.Uid) != a.UID || a.PID < 1 {
 		return a, false
 	}
-	err = syscall.Kill(a.PID, 0)
-	return a, err == nil || errors.Is(err, syscall.EPERM)
+	return a, alive(a.PID)
+}
+
+// alive reports whether a process runs; one that only waits to be reaped does not.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return !strings.HasPrefix(rest, "Z")
 }
 
 // SweepAdverts removes what daemons that were killed left in a directory of this user's.

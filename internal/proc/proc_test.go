@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -39,7 +40,11 @@ func child(out io.Writer, args []string) int {
 		return n
 	case "wait":
 		fmt.Fprintln(out, "waiting")
-		select {}
+		// Not an empty select: with nothing else to wake it the runtime would call that a deadlock and exit.
+		forever := make(chan os.Signal, 1)
+		signal.Notify(forever, syscall.SIGUSR1)
+		<-forever
+		return 0
 	case "flood":
 		for {
 			if _, err := fmt.Fprintln(out, strings.Repeat("x", 1000)); err != nil {

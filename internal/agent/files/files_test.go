@@ -98,7 +98,7 @@ func TestWriteAndRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	me, _ := user.Current()
+	me, _ := user.LookupId(strconv.Itoa(os.Getuid()))
 	if entry.Name != "file.txt" || entry.Path != path || entry.Type != wire.TypeFile || entry.Size != 11 || entry.Mode != 0o644 ||
 		entry.Permissions != "-rw-r--r--" || me != nil && entry.Owner != me.Username {
 		t.Errorf("%+v", entry)
