@@ -28,7 +28,7 @@ func run() int {
 		self = os.Args[0]
 	}
 	app := &cli.App{
-		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv, Version: version, Self: self, Serve: serve,
+		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv, Version: version, Self: self, Name: os.Args[0], Serve: serve,
 	}
 	return app.Main(ctx, os.Args[1:])
 }

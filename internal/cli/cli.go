@@ -33,6 +33,7 @@ type App struct {
 	Getenv   func(string) string
 	Version  string
 	Self     string // path of this program, to start a daemon with
+	Name     string // as it was called, for what to type next
 
 	// Serve runs a daemon until ctx ends, and calls ready once it answers.
 	Serve func(ctx context.Context, home layout.Home, log *slog.Logger, ready func()) error

@@ -96,7 +96,7 @@ func (a *App) doQuickstart(ctx context.Context) error {
 		return err
 	}
 	report.TotalMS = since(begin)
-	return a.show(report, func(w io.Writer) error { return printQuickstart(w, report) })
+	return a.show(report, func(w io.Writer) error { return printQuickstart(w, a.Name, report) })
 }
 
 func (a *App) checkHost(ctx context.Context, c *client.Client) (*api.HostInfo, error) {
@@ -191,7 +191,7 @@ func (a *App) forkTen(ctx context.Context, c *client.Client, report *quickstartR
 	return nil
 }
 
-func printQuickstart(w io.Writer, r *quickstartReport) error {
+func printQuickstart(w io.Writer, name string, r *quickstartReport) error {
 	var rows [][]string
 	for _, q := range r.Children {
 		renewed := fmt.Sprintf("%d things", len(q.Report.Renewed))
@@ -219,11 +219,11 @@ func printQuickstart(w io.Writer, r *quickstartReport) error {
 	for _, n := range first.Report.NotRenewed {
 		fmt.Fprintf(w, "Not renewed: %s %s: %s.\n", printable(n.What), printable(n.Name), printable(n.Why))
 	}
-	fmt.Fprintf(w, "\nKept: %s. Try next:\n"+
-		"  forkd eval %s 'x = numpy.arange(10); x.sum()'\n"+
-		"  forkd shell %s\n"+
-		"  forkd fork %s -n 3\n"+
-		"  forkd ls\n"+
-		"  forkd kill --all\n", r.Kept, r.Kept, r.Kept, quickstartTag)
+	fmt.Fprintf(w, "\nKept: %s. Try next:\n", r.Kept)
+	for _, next := range []string{
+		"eval " + r.Kept + " 'x = numpy.arange(10); x.sum()'", "shell " + r.Kept, "fork " + quickstartTag + " -n 3", "ls", "kill --all",
+	} {
+		fmt.Fprintf(w, "  %s %s\n", name, next)
+	}
 	return nil
 }

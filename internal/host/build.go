@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"time"
 
 	"forkd.dev/forkd/internal/disk"
@@ -131,11 +132,7 @@ func (b *build) run(ctx context.Context) (store.Snapshot, error) {
 func (b *build) resolve(ctx context.Context) error {
 	cfg := image.Config{
 		Root: os.DirFS("/"), CacheDir: b.h.cfg.Home.Cache(), Arch: runtime.GOARCH, Now: time.Now,
-		Progress: func(what string, done, total int64) {
-			if done == total {
-				b.say("download", "%s", what)
-			}
-		},
+		Progress: b.downloads(),
 	}
 	b.say("packages", "resolving %s", b.recipe.Base)
 	plan, err := image.Resolve(ctx, b.recipe, b.spec.Files, cfg)
@@ -156,6 +153,22 @@ func (b *build) resolve(ctx context.Context) error {
 		return resolveError(fmt.Errorf("find a kernel: %w", err))
 	}
 	return nil
+}
+
+// downloads reports now and then: a slow archive should not look like a hang, a fast one needs no words.
+func (b *build) downloads() func(what string, done, total int64) {
+	const interval = 2 * time.Second
+	var mu sync.Mutex
+	last := time.Now()
+	return func(what string, done, total int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Since(last) < interval {
+			return
+		}
+		last = time.Now()
+		b.say("download", "%s: %s of %s", what, mib(done), mib(total))
+	}
 }
 
 // digest is everything that determines the snapshot.
