@@ -204,7 +204,7 @@ func TestImagesAndSnapshots(t *testing.T) {
 	if out := f.run("images", "ls"); !strings.Contains(out, "debian:bookworm") {
 		t.Errorf("images: %q", out)
 	}
-	if r := f.try("images", "rm", parentTag); r.code != 1 || !strings.Contains(r.stderr, "rmi "+parentTag) {
+	if r := f.try("images", "rm", parentTag); r.code != 1 || !strings.Contains(r.stderr, "forkd rmi ") || !strings.Contains(r.stderr, parentTag) {
 		t.Errorf("removing an image in use: %+v", r)
 	}
 	var info struct {

@@ -4,10 +4,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -224,5 +226,56 @@ func TestTree(t *testing.T) {
 	var nodes []api.TreeNode
 	if err := json.Unmarshal([]byte(f.run("--json", "tree")), &nodes); err != nil || len(nodes) == 0 {
 		t.Errorf("tree --json: %v", err)
+	}
+}
+
+// TestInterrupt: ctrl-c reaches what runs in the guest, and nothing is left running there.
+func TestInterrupt(t *testing.T) {
+	f := shared(t)
+	id := f.one()
+	for _, args := range [][]string{
+		{"exec", id, "--", "sh", "-c", "echo begun; sleep 1000"},
+		{"eval", id, "print('begun', flush=True)\nwhile True: pass"},
+	} {
+		cmd := exec.CommandContext(t.Context(), f.bin, args...)
+		cmd.Env = append(os.Environ(), "FORKD_HOME="+f.home)
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		begun := make([]byte, len("begun"))
+		if _, err := io.ReadFull(out, begun); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, out)
+		err = cmd.Wait()
+		exit, ok := errors.AsType[*exec.ExitError](err)
+		if want := map[string]int{"exec": 130, "eval": 1}[args[0]]; !ok || exit.ExitCode() != want {
+			t.Errorf("%s ended with %v, want exit code %d", args[0], err, want)
+		}
+	}
+	if got := f.eval(id, "'alive'"); got != "'alive'" {
+		t.Errorf("after the interruption: %q", got)
+	}
+	if out := f.run("exec", id, "--", "sh", "-c", "cat /proc/[0-9]*/comm"); strings.Contains(out, "sleep") {
+		t.Errorf("the interrupted command still runs:\n%s", out)
+	}
+}
+
+func TestRestartContext(t *testing.T) {
+	f := shared(t)
+	id := f.one()
+	if r := f.try("eval", id, "import os; os._exit(4)"); r.code != 1 || !strings.Contains(r.stderr, "ContextKilled") ||
+		!strings.Contains(r.stderr, "--restart") {
+		t.Errorf("a context that ends itself: %+v", r)
+	}
+	if got := f.run("eval", "--restart", id, "1+1"); got != "2\n" {
+		t.Errorf("the restarted context prints %q", got)
 	}
 }

@@ -153,6 +153,7 @@ func (a *App) root() *cobra.Command {
 	root.PersistentFlags().BoolVar(&a.noAutostart, "no-autostart", false, "do not start a daemon when none answers")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.CompletionOptions.HiddenDefaultCmd = false
+	root.SuggestionsMinimumDistance = 2
 	root.AddCommand(
 		a.quickstart(), a.doctor(), a.build(), a.images(), a.run(), a.fork(), a.ls(), a.inspect(), a.exec(), a.shell(),
 		a.eval(), a.cp(), a.logs(), a.kill(), a.snapshots(), a.snapshotInfo(), a.rmi(), a.tree(), a.bench(), a.serve(),

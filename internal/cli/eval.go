@@ -18,6 +18,7 @@ import (
 func (a *App) eval() *cobra.Command {
 	var child, name string
 	var timeout time.Duration
+	var restart bool
 	cmd := &cobra.Command{
 		Use: "eval ID CODE", Short: "Evaluate code in a sandbox's warm interpreter, and print what a prompt would print",
 		Long: "Evaluate code in a context of a sandbox: the interpreter that was warm when its snapshot was frozen, or a new\n" +
@@ -47,11 +48,21 @@ func (a *App) eval() *cobra.Command {
 				return err
 			}
 			defer c.Close()
+			if restart {
+				cfg := wire.ContextConfig{ID: name, Language: "python"}
+				g := c.Guest(child)
+				// An interpreter that is alive is removed first; there may be none.
+				_ = call.Unary(cmd.Context(), g, wire.MethodContextClose, wire.ContextRequest{ID: name}, nil)
+				if err := call.Unary(cmd.Context(), g, wire.MethodContextNew, cfg, nil); err != nil {
+					return fmt.Errorf("start the context again: %w", err)
+				}
+			}
 			return a.evalIn(cmd.Context(), c, child, wire.EvalRequest{Context: name, Code: code, TimeoutMS: timeout.Milliseconds()})
 		},
 	}
 	cmd.Flags().StringVar(&child, "child", "", "the sandbox, instead of the first argument")
 	cmd.Flags().StringVar(&name, "context", "", "the context (default: the one the recipe warmed)")
+	cmd.Flags().BoolVar(&restart, "restart", false, "start the context again first; its variables are gone")
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "interrupt the code after this time")
 	return cmd
 }
@@ -65,7 +76,16 @@ func (a *App) evalIn(ctx context.Context, c *client.Client, id string, req wire.
 	if a.json {
 		out = call.Output{Stdout: &stdout, Stderr: &stderr}
 	}
-	res, err := c.Guest(id).Eval(ctx, req, out)
+	g := c.Guest(id)
+	running, stop := passInterrupt(ctx, func(ctx context.Context, _ uint32) error {
+		return call.Unary(ctx, g, wire.MethodContextStop, wire.ContextRequest{ID: req.Context}, nil)
+	})
+	defer stop()
+	running.started(0)
+	res, err := g.Eval(running, req, out)
+	if ctx.Err() != nil && err != nil {
+		return guestExitError(exitInterrupted)
+	}
 	if err != nil {
 		return a.lost(ctx, c, id, err)
 	}
@@ -85,6 +105,9 @@ func (a *App) evalIn(ctx context.Context, c *client.Client, id string, req wire.
 			trace = res.Error.Name + ": " + res.Error.Value
 		}
 		fmt.Fprintln(a.Err, strings.TrimRight(trace, "\n"))
+		if res.Error.Name == "ContextKilled" {
+			fmt.Fprintf(a.Err, "try: forkd eval --restart %s CODE\n", id)
+		}
 	}
 	return silentError(exitFailed)
 }

@@ -118,7 +118,7 @@ func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlag
 	}
 	var started call.Started
 	if f.tty {
-		restore, resize, err := a.terminal(&req)
+		restore, resize, err := a.terminal(ctx, c.Guest(id), &req)
 		if err != nil {
 			return err
 		}
@@ -128,7 +128,22 @@ func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlag
 			stdin = a.In
 		}
 	}
-	end, err := c.Guest(id).Run(ctx, req, stdin, call.Output{Stdout: a.Out, Stderr: a.Err}, started)
+	g := c.Guest(id)
+	running, stop := passInterrupt(ctx, func(ctx context.Context, pid uint32) error {
+		return call.Unary(ctx, g, wire.MethodProcessSendSignal, wire.SendSignalRequest{
+			Process: wire.ProcessSelector{PID: pid}, Signal: int(syscall.SIGINT),
+		}, nil)
+	})
+	defer stop()
+	end, err := g.Run(running, req, stdin, call.Output{Stdout: a.Out, Stderr: a.Err}, func(pid uint32) {
+		running.started(pid)
+		if started != nil {
+			started(pid)
+		}
+	})
+	if ctx.Err() != nil && err != nil {
+		return guestExitError(exitInterrupted)
+	}
 	if err != nil {
 		return a.lost(ctx, c, id, err)
 	}
@@ -139,6 +154,40 @@ func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlag
 		return guestExitError(code)
 	}
 	return nil
+}
+
+// exitInterrupted is what a shell reports of a program that ctrl-c ended.
+const exitInterrupted = 128 + int(syscall.SIGINT)
+
+// graceAfterInterrupt is how long what runs in the guest may take to end by itself after ctrl-c.
+const graceAfterInterrupt = 5 * time.Second
+
+// interruptible is a context that outlives ctrl-c: what runs in the guest is told of it and may end by itself, and say
+// how.
+type interruptible struct {
+	context.Context //nolint:containedctx // it is one, with a beginning
+	pid             chan uint32
+}
+
+func (i *interruptible) started(pid uint32) { i.pid <- pid }
+
+// passInterrupt passes the end of ctx on to what has started by then.
+func passInterrupt(ctx context.Context, tell func(ctx context.Context, pid uint32) error) (*interruptible, func()) {
+	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	i := &interruptible{running, make(chan uint32, 1)}
+	stop := context.AfterFunc(ctx, func() {
+		limited, done := context.WithTimeout(running, graceAfterInterrupt)
+		defer done()
+		select {
+		case pid := <-i.pid:
+			if tell(limited, pid) == nil {
+				<-limited.Done()
+			}
+		case <-limited.Done():
+		}
+		cancel()
+	})
+	return i, func() { stop(); cancel() }
 }
 
 // lost explains a call that broke off by what became of its sandbox, if that is the reason.
@@ -157,7 +206,7 @@ func (a *App) lost(ctx context.Context, c *client.Client, id string, err error) 
 }
 
 // terminal makes this program's terminal raw and asks for one of its size in the guest.
-func (a *App) terminal(req *wire.StartRequest) (restore func(), started call.Started, err error) {
+func (a *App) terminal(ctx context.Context, g *client.Guest, req *wire.StartRequest) (restore func(), started call.Started, err error) {
 	fd := int(a.In.Fd())
 	if !term.IsTerminal(fd) {
 		return nil, nil, usage("--tty wants a terminal as standard input")
@@ -187,10 +236,11 @@ func (a *App) terminal(req *wire.StartRequest) (restore func(), started call.Sta
 		close(resized)
 		_ = term.Restore(fd, old)
 	}
-	started = func(pid uint32, s *wire.Stream) {
+	started = func(pid uint32) {
 		go func() {
 			for range resized {
-				_ = s.SendMessage(wire.UpdateRequest{Process: wire.ProcessSelector{PID: pid}, PTY: pty()})
+				// A size that does not arrive spoils nothing but the picture.
+				_ = call.Unary(ctx, g, wire.MethodProcessUpdate, wire.UpdateRequest{Process: wire.ProcessSelector{PID: pid}, PTY: pty()}, nil)
 			}
 		}()
 	}

@@ -77,7 +77,10 @@ func millis(field string, secs float64, otherwise time.Duration) (int64, error) 
 	return max(1, int64(secs*1000)), nil
 }
 
-const maxTimeout = 7 * 24 * time.Hour
+const (
+	maxTimeout       = 7 * 24 * time.Hour
+	interruptTimeout = 5 * time.Second
+)
 
 func (s *Server) eval(w http.ResponseWriter, r *http.Request) error {
 	var req api.EvalRequest
@@ -95,6 +98,11 @@ func (s *Server) eval(w http.ResponseWriter, r *http.Request) error {
 	stdout, stderr := capture{}, capture{}
 	res, err := call.Eval(r.Context(), conn, wire.EvalRequest{Context: req.Context, Code: req.Code, TimeoutMS: timeout},
 		call.Output{Stdout: &stdout, Stderr: &stderr})
+	if r.Context().Err() != nil { // nobody waits for the result; the next evaluation should not have to
+		stop, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), interruptTimeout)
+		defer cancel()
+		return call.Unary(stop, conn, wire.MethodContextStop, wire.ContextRequest{ID: req.Context}, nil)
+	}
 	if err != nil {
 		return fmt.Errorf("eval: %w", err)
 	}

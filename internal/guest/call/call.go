@@ -63,9 +63,8 @@ func (o Output) write(kind wire.Kind, p []byte) error {
 	return nil
 }
 
-// Started is told about a process that runs now: its pid, and a function that sends the next size of its terminal or
-// a signal while it runs.
-type Started func(pid uint32, s *wire.Stream)
+// Started is told the pid of a process that runs now.
+type Started func(pid uint32)
 
 // Run starts a process, feeds it stdin (nil: none), and returns how it ended. Standard input is read in the background,
 // and a Read that does not return outlives the call. When ctx ends the process goes on in the guest, unless the request
@@ -105,7 +104,7 @@ func follow(s *wire.Stream, req wire.StartRequest, stdin io.Reader, out Output, 
 		}
 		if e.Start != nil {
 			if started != nil {
-				started(e.Start.PID, s)
+				started(e.Start.PID)
 			}
 			feed(s, req, stdin)
 		}
