@@ -26,6 +26,14 @@ const xattrPrefix = "SCHILY.xattr."
 // maxEntries bounds what an archive makes the agent remember (its directories' times).
 const maxEntries = 2_000_000
 
+// as runs f as u, or as the agent itself for nil.
+func as(u *account.User, f func() error) error {
+	if u == nil {
+		return f()
+	}
+	return account.As(u, f)
+}
+
 // extract unpacks the tar stream that follows the request.
 func (a *Agent) extract(ctx context.Context, s *wire.Stream, request []byte) error {
 	req := &wire.ExtractRequest{}
@@ -44,7 +52,7 @@ func (a *Agent) extract(ctx context.Context, s *wire.Stream, request []byte) err
 		return wire.Errorf(wire.CodeInvalid, "extract into %q: an absolute path is needed", req.Path)
 	}
 	data := s.DataReader()
-	err := asUser(user, func() error { return unpack(ctx, req.Path, user, data) })
+	err := as(user, func() error { return unpack(ctx, req.Path, user, data) })
 	if err == nil {
 		_, err = io.Copy(io.Discard, data) // padding after the archive's end
 	}

@@ -16,6 +16,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/agent/account"
 )
 
 // archiveOf makes a tar of headers; a regular file's content is its Size times "x" unless given.
@@ -264,7 +266,7 @@ func TestUnpackAsUser(t *testing.T) {
 	}
 	user := testUser(12345)
 	b := archiveOf(t, file("f", "x"))
-	err := asUser(user, func() error { return unpack(t.Context(), theirs, user, bytes.NewReader(b)) })
+	err := account.As(user, func() error { return unpack(t.Context(), theirs, user, bytes.NewReader(b)) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,7 +274,7 @@ func TestUnpackAsUser(t *testing.T) {
 	if err != nil || info.Sys().(*syscall.Stat_t).Uid != 12345 {
 		t.Fatalf("%v, %v", info, err)
 	}
-	err = asUser(user, func() error { return unpack(t.Context(), dir, user, bytes.NewReader(b)) })
+	err = account.As(user, func() error { return unpack(t.Context(), dir, user, bytes.NewReader(b)) })
 	if !errors.Is(err, fs.ErrPermission) {
 		t.Fatalf("wrote into root's directory: %v", err)
 	}

@@ -77,12 +77,12 @@ func (a *App) evalIn(ctx context.Context, c *client.Client, id string, req wire.
 		out = call.Output{Stdout: &stdout, Stderr: &stderr}
 	}
 	g := c.Guest(id)
-	running, stop := passInterrupt(ctx, func(ctx context.Context, _ uint32) error {
+	running, begun, stop := passInterrupt(ctx, func(ctx context.Context, _ uint32) error {
 		return call.Unary(ctx, g, wire.MethodContextStop, wire.ContextRequest{ID: req.Context}, nil)
 	})
 	defer stop()
-	running.started(0)
-	res, err := g.Eval(running, req, out)
+	begun(0)
+	res, err := g.Eval(running, req, out) //nolint:contextcheck // it is ctx's, outliving its end on purpose
 	if ctx.Err() != nil && err != nil {
 		return guestExitError(exitInterrupted)
 	}

@@ -129,14 +129,15 @@ func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlag
 		}
 	}
 	g := c.Guest(id)
-	running, stop := passInterrupt(ctx, func(ctx context.Context, pid uint32) error {
+	running, begun, stop := passInterrupt(ctx, func(ctx context.Context, pid uint32) error {
 		return call.Unary(ctx, g, wire.MethodProcessSendSignal, wire.SendSignalRequest{
 			Process: wire.ProcessSelector{PID: pid}, Signal: int(syscall.SIGINT),
 		}, nil)
 	})
 	defer stop()
+	//nolint:contextcheck // it is ctx's, outliving its end on purpose
 	end, err := g.Run(running, req, stdin, call.Output{Stdout: a.Out, Stderr: a.Err}, func(pid uint32) {
-		running.started(pid)
+		begun(pid)
 		if started != nil {
 			started(pid)
 		}
@@ -162,32 +163,26 @@ const exitInterrupted = 128 + int(syscall.SIGINT)
 // graceAfterInterrupt is how long what runs in the guest may take to end by itself after ctrl-c.
 const graceAfterInterrupt = 5 * time.Second
 
-// interruptible is a context that outlives ctrl-c: what runs in the guest is told of it and may end by itself, and say
-// how.
-type interruptible struct {
-	context.Context //nolint:containedctx // it is one, with a beginning
-	pid             chan uint32
-}
-
-func (i *interruptible) started(pid uint32) { i.pid <- pid }
-
-// passInterrupt passes the end of ctx on to what has started by then.
-func passInterrupt(ctx context.Context, tell func(ctx context.Context, pid uint32) error) (*interruptible, func()) {
+// passInterrupt makes a context that outlives ctrl-c: what has started by then in the guest is told of it, and may end
+// by itself and say how.
+func passInterrupt(ctx context.Context, tell func(ctx context.Context, pid uint32) error) (
+	running context.Context, started func(pid uint32), stop func(),
+) {
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	i := &interruptible{running, make(chan uint32, 1)}
-	stop := context.AfterFunc(ctx, func() {
+	pids := make(chan uint32, 1)
+	forget := context.AfterFunc(ctx, func() {
+		defer cancel()
 		limited, done := context.WithTimeout(running, graceAfterInterrupt)
 		defer done()
 		select {
-		case pid := <-i.pid:
+		case pid := <-pids:
 			if tell(limited, pid) == nil {
 				<-limited.Done()
 			}
 		case <-limited.Done():
 		}
-		cancel()
 	})
-	return i, func() { stop(); cancel() }
+	return running, func(pid uint32) { pids <- pid }, func() { forget(); cancel() }
 }
 
 // lost explains a call that broke off by what became of its sandbox, if that is the reason.

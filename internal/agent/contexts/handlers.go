@@ -9,21 +9,11 @@ import (
 // Handlers are the calls this package serves.
 func (m *Manager) Handlers() map[string]wire.Handler {
 	return map[string]wire.Handler{
-		wire.MethodContextNew:   call(m.handleCreate),
-		wire.MethodContextEval:  call(m.handleEval),
-		wire.MethodContextStop:  call(m.handleInterrupt),
-		wire.MethodContextList:  call(m.handleList),
-		wire.MethodContextClose: call(m.handleRemove),
-	}
-}
-
-func call[T any](f func(context.Context, *wire.Stream, *T) error) wire.Handler {
-	return func(ctx context.Context, s *wire.Stream, request []byte) error {
-		req := new(T)
-		if err := wire.Decode(request, req); err != nil {
-			return wire.Errorf(wire.CodeInvalid, "decode request: %v", err)
-		}
-		return f(ctx, s, req)
+		wire.MethodContextNew:   wire.Handle(m.handleCreate),
+		wire.MethodContextEval:  wire.Handle(m.handleEval),
+		wire.MethodContextStop:  wire.Handle(m.handleInterrupt),
+		wire.MethodContextList:  wire.Handle(m.handleList),
+		wire.MethodContextClose: wire.Handle(m.handleRemove),
 	}
 }
 

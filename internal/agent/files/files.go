@@ -8,7 +8,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
@@ -37,23 +36,13 @@ func New(accounts *account.Table) *Service { return &Service{accounts: accounts}
 // Handlers are the calls this package serves.
 func (s *Service) Handlers() map[string]wire.Handler {
 	return map[string]wire.Handler{
-		wire.MethodFileStat:    call(s.stat),
-		wire.MethodFileMakeDir: call(s.makeDir),
-		wire.MethodFileMove:    call(s.move),
-		wire.MethodFileList:    call(s.list),
-		wire.MethodFileRemove:  call(s.remove),
-		wire.MethodFileRead:    call(s.read),
-		wire.MethodFileWrite:   call(s.write),
-	}
-}
-
-func call[T any](f func(context.Context, *wire.Stream, *T) error) wire.Handler {
-	return func(ctx context.Context, s *wire.Stream, request []byte) error {
-		req := new(T)
-		if err := json.Unmarshal(request, req); err != nil {
-			return wire.Errorf(wire.CodeInvalid, "decode request: %v", err)
-		}
-		return f(ctx, s, req)
+		wire.MethodFileStat:    wire.Handle(s.stat),
+		wire.MethodFileMakeDir: wire.Handle(s.makeDir),
+		wire.MethodFileMove:    wire.Handle(s.move),
+		wire.MethodFileList:    wire.Handle(s.list),
+		wire.MethodFileRemove:  wire.Handle(s.remove),
+		wire.MethodFileRead:    wire.Handle(s.read),
+		wire.MethodFileWrite:   wire.Handle(s.write),
 	}
 }
 
@@ -78,7 +67,7 @@ func (s *Service) stat(_ context.Context, st *wire.Stream, req *wire.PathRequest
 		return err
 	}
 	var entry wire.EntryInfo
-	if err := as(u, func() (err error) { entry, err = s.entry(path); return err }); err != nil {
+	if err := account.As(u, func() (err error) { entry, err = s.entry(path); return err }); err != nil {
 		return failure("stat", path, err)
 	}
 	return st.SendMessage(wire.EntryReply{Entry: entry})
@@ -90,7 +79,7 @@ func (s *Service) makeDir(_ context.Context, st *wire.Stream, req *wire.PathRequ
 		return err
 	}
 	var entry wire.EntryInfo
-	err = as(u, func() error {
+	err = account.As(u, func() error {
 		if info, err := os.Stat(path); err == nil {
 			if !info.IsDir() {
 				return unix.ENOTDIR
@@ -119,7 +108,7 @@ func (s *Service) move(_ context.Context, st *wire.Stream, req *wire.MoveRequest
 	}
 	destination := account.Path(u, req.Destination)
 	var entry wire.EntryInfo
-	err = as(u, func() error {
+	err = account.As(u, func() error {
 		if _, err := os.Lstat(source); err != nil {
 			return err // before directories are made for it
 		}
@@ -149,7 +138,7 @@ func (s *Service) remove(_ context.Context, st *wire.Stream, req *wire.PathReque
 	if path == "/" {
 		return wire.Errorf(wire.CodeInvalid, "remove /: refused")
 	}
-	err = as(u, func() error {
+	err = account.As(u, func() error {
 		if _, err := os.Lstat(path); err != nil {
 			return err
 		}
@@ -167,7 +156,7 @@ func (s *Service) list(ctx context.Context, st *wire.Stream, req *wire.ListReque
 		return err
 	}
 	l := lister{ctx: ctx, namer: s.namer(), entries: []wire.EntryInfo{}}
-	err = as(u, func() error {
+	err = account.As(u, func() error {
 		info, err := os.Stat(path)
 		if err != nil {
 			return err
@@ -228,7 +217,7 @@ func (s *Service) read(ctx context.Context, st *wire.Stream, req *wire.ReadReque
 	}
 	fd := -1
 	var entry wire.EntryInfo
-	err = as(u, func() error {
+	err = account.As(u, func() error {
 		var err error
 		if fd, err = openRegular(path); err != nil {
 			return err
@@ -321,16 +310,16 @@ func (s *Service) write(ctx context.Context, st *wire.Stream, req *wire.WriteReq
 		return wire.Errorf(wire.CodeInvalid, "write %s: the path names a directory", req.Path)
 	}
 	var w *writer
-	if err := as(u, func() (err error) { w, err = create(path, req.Mode); return err }); err != nil {
+	if err := account.As(u, func() (err error) { w, err = create(path, req.Mode); return err }); err != nil {
 		return failure("write", path, err)
 	}
 	// The rights to write are in the open file; only names need the user's again.
 	if err := w.receive(st); err != nil {
-		_ = as(u, func() error { w.abort(); return nil })
+		_ = account.As(u, func() error { w.abort(); return nil })
 		return failure("write", path, err)
 	}
 	var entry wire.EntryInfo
-	err = as(u, func() error {
+	err = account.As(u, func() error {
 		if err := w.commit(); err != nil {
 			return err
 		}

@@ -2,7 +2,6 @@ package process
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"os"
 	"slices"
@@ -16,23 +15,13 @@ import (
 // Handlers are the calls this package serves.
 func (m *Manager) Handlers() map[string]wire.Handler {
 	return map[string]wire.Handler{
-		wire.MethodProcessStart:      call(m.handleStart),
-		wire.MethodProcessConnect:    call(m.handleConnect),
-		wire.MethodProcessList:       call(m.handleList),
-		wire.MethodProcessUpdate:     call(m.handleUpdate),
-		wire.MethodProcessSendInput:  call(m.handleSendInput),
-		wire.MethodProcessSendSignal: call(m.handleSendSignal),
-		wire.MethodProcessCloseStdin: call(m.handleCloseStdin),
-	}
-}
-
-func call[T any](f func(context.Context, *wire.Stream, *T) error) wire.Handler {
-	return func(ctx context.Context, s *wire.Stream, request []byte) error {
-		req := new(T)
-		if err := json.Unmarshal(request, req); err != nil {
-			return wire.Errorf(wire.CodeInvalid, "decode request: %v", err)
-		}
-		return f(ctx, s, req)
+		wire.MethodProcessStart:      wire.Handle(m.handleStart),
+		wire.MethodProcessConnect:    wire.Handle(m.handleConnect),
+		wire.MethodProcessList:       wire.Handle(m.handleList),
+		wire.MethodProcessUpdate:     wire.Handle(m.handleUpdate),
+		wire.MethodProcessSendInput:  wire.Handle(m.handleSendInput),
+		wire.MethodProcessSendSignal: wire.Handle(m.handleSendSignal),
+		wire.MethodProcessCloseStdin: wire.Handle(m.handleCloseStdin),
 	}
 }
 

@@ -43,6 +43,17 @@ const (
 // frame. The handler must not use the stream after it returned.
 type Handler func(ctx context.Context, s *Stream, request []byte) error
 
+// Handle makes a handler of a function that takes its request decoded.
+func Handle[T any](f func(context.Context, *Stream, *T) error) Handler {
+	return func(ctx context.Context, s *Stream, request []byte) error {
+		req := new(T)
+		if err := Decode(request, req); err != nil {
+			return Errorf(CodeInvalid, "decode request: %v", err)
+		}
+		return f(ctx, s, req)
+	}
+}
+
 // Errorf makes an Error with a code.
 func Errorf(code, format string, args ...any) *Error {
 	return &Error{Code: code, Message: fmt.Sprintf(format, args...)}

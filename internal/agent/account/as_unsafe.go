@@ -1,4 +1,4 @@
-package files
+package account
 
 import (
 	"fmt"
@@ -8,13 +8,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"forkd.dev/forkd/internal/agent/account"
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
-// as runs f with the file system rights of u: the kernel checks and owns as it would for a process of u. Root, and an
+// As runs f with the file system rights of u: the kernel checks and owns as it would for a process of u. Root, and an
 // agent that is that user already, run f directly.
-func as(u *account.User, f func() error) error {
+func As(u *User, f func() error) error {
 	uid := os.Geteuid()
 	if int(u.UID) == uid {
 		return f()
@@ -36,7 +35,7 @@ func as(u *account.User, f func() error) error {
 }
 
 // become gives the calling thread the file system rights of u. Leaving uid 0 drops the thread's file capabilities too.
-func become(u *account.User) error {
+func become(u *User) error {
 	groups := append([]uint32{u.GID}, u.Groups...)
 	// SAFETY: the raw call changes this thread alone (the wrappers of package syscall change all of them); the kernel
 	// copies len(groups) 32-bit numbers from a slice that is alive during the call.
