@@ -82,7 +82,7 @@ func (a *App) evalIn(ctx context.Context, c *client.Client, id string, req wire.
 	})
 	defer stop()
 	begun(0)
-	res, err := g.Eval(running, req, out) //nolint:contextcheck // it is ctx's, outliving its end on purpose
+	res, err := g.Eval(running, req, out)
 	if ctx.Err() != nil && err != nil {
 		return guestExitError(exitInterrupted)
 	}

@@ -135,7 +135,6 @@ func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlag
 		}, nil)
 	})
 	defer stop()
-	//nolint:contextcheck // it is ctx's, outliving its end on purpose
 	end, err := g.Run(running, req, stdin, call.Output{Stdout: a.Out, Stderr: a.Err}, func(pid uint32) {
 		begun(pid)
 		if started != nil {
