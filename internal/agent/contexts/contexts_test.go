@@ -19,6 +19,7 @@ func TestMain(m *testing.M) { testenv.Main(m.Run) }
 // newManager makes a manager whose contexts are gone at the end of the test.
 func newManager(t *testing.T) *Manager {
 	t.Helper()
+	testenv.Need(t, "python3")
 	reaper := reap.New()
 	m := New(Config{Reaper: reaper, Accounts: accounts(t)})
 	t.Cleanup(func() {
