@@ -27,6 +27,16 @@ print(_identity())`
 // TestHundredChildren is the product's promise: a hundred children of one warm parent, each right, each its own.
 func TestHundredChildren(t *testing.T) {
 	f := shared(t)
+	rounds := 1
+	if testenv.Soak() {
+		rounds = 10
+	}
+	for range rounds {
+		hundredChildren(t, f)
+	}
+}
+
+func hundredChildren(t *testing.T, f *forkd) {
 	const n = 100
 	children := f.fork(n)
 	seen := map[string]map[string]string{} // what → value → who
@@ -72,6 +82,7 @@ func TestHundredChildren(t *testing.T) {
 		t.Errorf("compared %d things, want 11", len(seen))
 	}
 	t.Run("isolation", func(t *testing.T) { isolation(t, f, children[0].ID, children[1].ID, children[99].ID) })
+	f.run("kill", "--tag", parentTag)
 }
 
 // isolation: what one child writes to memory and disk, no other sees.
