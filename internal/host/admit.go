@@ -54,6 +54,19 @@ func (h *Host) admit(_ context.Context, m store.Snapshot, n int) (done func(), e
 	}, nil
 }
 
+// admitBuild says whether a machine of that size can be booted: its memory becomes an image, all of it.
+func (h *Host) admitBuild(bytes int64) error {
+	available, err := h.cfg.Available()
+	if err != nil {
+		return fmt.Errorf("read available memory: %w", err)
+	}
+	if need := bytes + reserve; need > available {
+		return hint(fmt.Errorf("%w: the build's machine needs %s of memory, the host has %s available", ErrExhausted, mib(need),
+			mib(available)), "end sandboxes with: forkd kill --all, or make machine.memory smaller in the recipe")
+	}
+	return nil
+}
+
 func mib(n int64) string { return fmt.Sprintf("%d MiB", n>>20) }
 
 func parallelism() int { return max(2, runtime.NumCPU()) }

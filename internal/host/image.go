@@ -135,6 +135,9 @@ func (b *build) install(ctx context.Context, dir, raw string) error {
 
 // boot starts a machine and waits for its agent.
 func (b *build) boot(ctx context.Context, spec *engine.Spec, phase string) (engine.Machine, *guest.Conn, error) {
+	if err := b.h.admitBuild(spec.MemoryBytes); err != nil {
+		return nil, nil, err
+	}
 	initrd := filepath.Join(spec.Dir, "initrd")
 	if err := b.writeInitrd(initrd); err != nil {
 		return nil, nil, err
