@@ -122,13 +122,14 @@ warmup:
 	}
 }
 
-// TestForkHooks: executable files in /etc/forkd/fork.d run in every child before its other processes.
+// TestForkHooks: executable files in /etc/forkd/fork.d run in every child before its other processes; an SSH host key
+// becomes another in every child.
 func TestForkHooks(t *testing.T) {
 	f := shared(t)
 	const tag = "e2e-hooks"
 	text := parentRecipe(t) + `
 warmup:
-  command: [sh, -c, "mkdir -p /etc/forkd/fork.d; printf '#!/bin/sh\necho $FORKD_FORK_INDEX of $FORKD_FORK_COUNT > /root/hooked\n' > /etc/forkd/fork.d/10-note; chmod +x /etc/forkd/fork.d/10-note"]
+  command: [sh, -c, "mkdir -p /etc/ssh; echo old > /etc/ssh/ssh_host_ed25519_key; mkdir -p /etc/forkd/fork.d; printf '#!/bin/sh\necho $FORKD_FORK_INDEX of $FORKD_FORK_COUNT > /root/hooked\n' > /etc/forkd/fork.d/10-note; chmod +x /etc/forkd/fork.d/10-note"]
 `
 	f.run("build", recipeText(t, text), "-t", tag)
 	t.Cleanup(func() { f.run("rmi", tag) })
@@ -137,5 +138,10 @@ warmup:
 	t.Cleanup(func() { f.run("kill", "--tag", tag) })
 	if got := f.run("exec", children[1].ID, "--", "cat", "/root/hooked"); got != "1 of 2\n" {
 		t.Errorf("the hook wrote %q", got)
+	}
+	key := func(id string) string { return f.run("exec", id, "--", "cat", "/etc/ssh/ssh_host_ed25519_key") }
+	a, b := key(children[0].ID), key(children[1].ID)
+	if a == b || !strings.HasPrefix(a, "-----BEGIN OPENSSH PRIVATE KEY-----") || !strings.HasPrefix(b, "-----BEGIN OPENSSH PRIVATE KEY-----") {
+		t.Errorf("the SSH host keys are %q and %q", a, b)
 	}
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // builderVersion is part of every plan's digest: raise it when the same packages and recipe would make another image.
-const builderVersion = "1"
+const builderVersion = "2"
 
 // Config is what Resolve and FetchKernel need of the host.
 type Config struct {

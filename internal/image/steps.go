@@ -192,7 +192,7 @@ exec /usr/bin/dpkg-maintscript-helper "$@"
 
 // cleanScript removes what only the build needed, and what must not be the same in two machines.
 const cleanScript = `rm -rf /var/cache/forkd /usr/sbin/policy-rc.d
-rm -f /etc/ssh/ssh_host_*_key /etc/ssh/ssh_host_*_key.pub /var/lib/systemd/random-seed /var/lib/dbus/machine-id
+rm -f /var/lib/systemd/random-seed /var/lib/dbus/machine-id
 : > /etc/machine-id
 rm -rf /var/cache/apt/* /var/lib/apt/lists/* /var/cache/debconf/*-old /var/lib/dpkg/*-old /var/cache/ldconfig/aux-cache
 find /var/log -type f -delete

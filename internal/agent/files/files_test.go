@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/user"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -98,9 +97,12 @@ func TestWriteAndRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	me, _ := user.LookupId(strconv.Itoa(os.Getuid()))
+	me, err := account.New("/", account.Defaults{}).User(strconv.Itoa(os.Getuid()))
+	if err != nil {
+		t.Fatal(err)
+	}
 	if entry.Name != "file.txt" || entry.Path != path || entry.Type != wire.TypeFile || entry.Size != 11 || entry.Mode != 0o644 ||
-		entry.Permissions != "-rw-r--r--" || me != nil && entry.Owner != me.Username {
+		entry.Permissions != "-rw-r--r--" || entry.Owner != me.Name {
 		t.Errorf("%+v", entry)
 	}
 	for _, tt := range []struct {

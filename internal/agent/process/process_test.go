@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"os"
-	"os/user"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -564,11 +563,11 @@ func TestEnvironment(t *testing.T) {
 	f.accounts.SetEnv(map[string]string{"B": "sandbox", "C": "sandbox"})
 	req := wire.StartRequest{Process: wire.ProcessConfig{Cmd: "env", Envs: map[string]string{"C": "request", "PATH": "/usr/bin:/bin"}}}
 	got := strings.Split(strings.TrimSpace(f.run(t, req).stdout.String()), "\n")
-	me, err := user.LookupId(strconv.Itoa(os.Getuid()))
+	me, err := f.accounts.User(strconv.Itoa(os.Getuid()))
 	if err != nil {
 		t.Skip("the user who runs the tests has no account")
 	}
-	want := []string{"PATH=/usr/bin:/bin", "HOME=" + me.HomeDir, "USER=" + me.Username, "LOGNAME=" + me.Username, "A=image", "B=sandbox", "C=request"}
+	want := []string{"PATH=/usr/bin:/bin", "HOME=" + me.Home, "USER=" + me.Name, "LOGNAME=" + me.Name, "A=image", "B=sandbox", "C=request"}
 	if !slices.Equal(got, want) {
 		t.Errorf("environment %q, want %q", got, want)
 	}
