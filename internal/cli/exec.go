@@ -131,7 +131,7 @@ func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlag
 	g := c.Guest(id)
 	running, begun, stop := passInterrupt(ctx, func(ctx context.Context, pid uint32) error {
 		return call.Unary(ctx, g, wire.MethodProcessSendSignal, wire.SendSignalRequest{
-			Process: wire.ProcessSelector{PID: pid}, Signal: int(syscall.SIGINT),
+			Process: wire.ProcessSelector{PID: pid}, Signal: int(syscall.SIGINT), Group: true,
 		}, nil)
 	})
 	defer stop()

@@ -163,7 +163,7 @@ func (m *Manager) handleSendSignal(_ context.Context, s *wire.Stream, req *wire.
 		return err
 	}
 	send := p.child.Signal
-	if req.Signal == int(unix.SIGKILL) {
+	if req.Group || req.Signal == int(unix.SIGKILL) {
 		send = p.child.SignalGroup
 	}
 	switch err := send(syscall.Signal(req.Signal)); {

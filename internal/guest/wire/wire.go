@@ -278,10 +278,12 @@ type SendInputRequest struct {
 	PTY     []byte          `json:"pty,omitempty"`
 }
 
-// SendSignalRequest sends a signal by number (envd's names map to 9 and 15; ours takes any).
+// SendSignalRequest sends a signal by number (envd's names map to 9 and 15; ours takes any). Group sends it to the whole
+// process group, as a terminal does on ctrl-c; 9 always goes to all of it.
 type SendSignalRequest struct {
 	Process ProcessSelector `json:"process"`
 	Signal  int             `json:"signal"`
+	Group   bool            `json:"group,omitempty"`
 }
 
 // CloseStdinRequest closes standard input.
