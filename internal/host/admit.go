@@ -69,7 +69,9 @@ func (h *Host) admitBuild(bytes int64) error {
 
 func mib(n int64) string { return fmt.Sprintf("%d MiB", n>>20) }
 
-func parallelism() int { return max(2, runtime.NumCPU()) }
+// parallelism is two children a core: each waits now and then, for its VM process to start or for its agent to answer.
+// Measured with 60 children on two cores: 7.5 to 8.0 s with two at a time, 6.6 to 7.2 s with four, no less with eight.
+func parallelism() int { return 2 * runtime.NumCPU() }
 
 func availableMemory() (int64, error) { return meminfo("MemAvailable") }
 

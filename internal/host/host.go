@@ -28,7 +28,7 @@ type Config struct {
 
 	MaxSandboxes int   // running at once; 0: 1000
 	HotMaxBytes  int64 // memory images kept ready; 0: half of the host's memory
-	Parallel     int   // children restored at once; 0: one a CPU, at least 2
+	Parallel     int   // children restored at once; 0: two a CPU
 
 	// Changed is told the tags whenever they change. May be nil.
 	Changed func(tags []string)
