@@ -160,8 +160,10 @@ func (p *platform) cmdline(spec *engine.Spec) string {
 	}
 	if p.accelerator == TCG {
 		// Emulated code does not speculate; the kernel's mitigations only cost time. Translated code is found by its
-		// virtual address: with randomized ones every start of a program translates its libraries anew.
-		words = append(words, "mitigations=off", "norandmaps")
+		// virtual address: with randomized ones every start of a program translates its libraries anew. The rest protects
+		// the guest's kernel from its own users, at a price in every call.
+		words = append(words, "mitigations=off", "norandmaps", "init_on_alloc=0", "hardened_usercopy=off",
+			"randomize_kstack_offset=off")
 	}
 	if p.accelerator == TCG && p.arch == "amd64" {
 		words = append(words, "clocksource=hpet", "tsc=unstable", "tsc_early_khz="+strconv.FormatInt(p.clockHz/1000, 10))
