@@ -31,7 +31,9 @@ func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, request []byte) err
 		return fmt.Errorf("prepare contexts: %w", err)
 	}
 	if req.Settle {
-		a.settle()
+		if err := a.settle(ctx); err != nil {
+			return fmt.Errorf("settle: %w", err)
+		}
 	}
 	// The children of this machine start with a tidy heap and collect no garbage on their way to the first answer.
 	runtime.GC()

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"io"
 	"os"
 	"path/filepath"
@@ -12,8 +13,9 @@ import (
 const maxSettle = 256 << 20
 
 // settle does once, before a parent is frozen for good, what every child would otherwise do for itself: write dirty
-// pages back, and read the rest of the programs and libraries that interpreters have mapped.
-func (a *Agent) settle() {
+// pages back, read the rest of the programs and libraries that interpreters have mapped, and rehearse their renewal, so
+// that the pages it touches are there.
+func (a *Agent) settle(ctx context.Context) error {
 	left := int64(maxSettle)
 	seen := map[string]bool{}
 	for pid := range a.cfg.Contexts.PIDs() {
@@ -24,7 +26,10 @@ func (a *Agent) settle() {
 			}
 		}
 	}
+	// Nothing is frozen yet, so there is nothing to thaw.
+	_, _, err := a.cfg.Contexts.Renew(ctx, nil, func(string) error { return nil })
 	a.cfg.System.Sync()
+	return err
 }
 
 // mappedFiles are the files of which a process has code mapped. A process that ended meanwhile has none.
