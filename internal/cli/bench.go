@@ -13,8 +13,6 @@ import (
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/client"
-	"forkd.dev/forkd/internal/guest/call"
-	"forkd.dev/forkd/internal/guest/wire"
 )
 
 // benchReport is what `bench fork --json` prints. Times are milliseconds as this client measured them.
@@ -127,27 +125,27 @@ func (b *bencher) fork(ctx context.Context, n int) ([]api.Sandbox, error) {
 	return b.c.Fork(ctx, api.ForkRequest{SnapshotTag: b.tag, N: &n, Labels: map[string]string{benchLabel: "yes"}})
 }
 
+// eval and exec are the API's calls that SDKs make, over a connection that is kept.
 func (b *bencher) eval(ctx context.Context, id string) (float64, error) {
 	start := time.Now()
-	res, err := b.c.Guest(id).Eval(ctx, wire.EvalRequest{Code: b.code}, call.Output{})
+	res, err := b.c.Eval(ctx, id, api.EvalRequest{Code: b.code})
 	if err != nil {
 		return 0, err
 	}
 	if res.Error != nil {
-		return 0, fmt.Errorf("evaluate %q: %s: %s", b.code, res.Error.Name, res.Error.Value)
+		return 0, fmt.Errorf("evaluate %q: %s", b.code, *res.Error)
 	}
 	return since(start), nil
 }
 
 func (b *bencher) exec(ctx context.Context, id string) (float64, error) {
 	start := time.Now()
-	no := false
-	end, err := b.c.Guest(id).Run(ctx, wire.StartRequest{Process: wire.ProcessConfig{Cmd: "/bin/true"}, Stdin: &no}, nil, call.Output{}, nil)
+	res, err := b.c.Exec(ctx, id, api.ExecRequest{Args: []string{"/bin/true"}})
 	if err != nil {
 		return 0, err
 	}
-	if end.Code() != 0 {
-		return 0, fmt.Errorf("/bin/true: %s", end.Status)
+	if res.ExitCode != 0 {
+		return 0, fmt.Errorf("/bin/true: exit code %d", res.ExitCode)
 	}
 	return since(start), nil
 }
