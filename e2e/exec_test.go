@@ -279,3 +279,15 @@ func TestRestartContext(t *testing.T) {
 		t.Errorf("the restarted context prints %q", got)
 	}
 }
+
+func TestExecJSON(t *testing.T) {
+	f := shared(t)
+	r := f.try("exec", "--json", f.one(), "--", "sh", "-c", "echo out; echo err >&2; exit 3")
+	var res api.ExecResponse
+	if err := json.Unmarshal([]byte(r.stdout), &res); err != nil || r.code != 3 {
+		t.Fatalf("%v: %+v", err, r)
+	}
+	if want := (api.ExecResponse{Stdout: "out\n", Stderr: "err\n", ExitCode: 3}); res != want {
+		t.Errorf("got %+v, want %+v", res, want)
+	}
+}

@@ -77,9 +77,6 @@ func leftovers(home string) []string {
 			continue
 		}
 		for _, e := range entries {
-			if sub == "hot" {
-				continue // emptied when the next daemon starts
-			}
 			left = append(left, filepath.Join(sub, e.Name()))
 		}
 	}

@@ -37,9 +37,14 @@ func (a *App) cp() *cobra.Command {
 			}
 			defer c.Close()
 			if srcID != "" {
-				return a.download(cmd.Context(), c.Guest(srcID), src, dst, recursive)
+				err = a.download(cmd.Context(), c.Guest(srcID), src, dst, recursive)
+			} else {
+				err = a.upload(cmd.Context(), c.Guest(dstID), src, dst, recursive)
 			}
-			return a.upload(cmd.Context(), c.Guest(dstID), src, dst, recursive)
+			if err != nil || dst == "-" {
+				return err
+			}
+			return a.show(map[string]string{"source": args[0], "destination": args[1]}, func(io.Writer) error { return nil })
 		},
 	}
 	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "copy directories")

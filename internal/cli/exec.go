@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -135,7 +136,12 @@ func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlag
 		}, nil)
 	})
 	defer stop()
-	end, err := g.Run(running, req, stdin, call.Output{Stdout: a.Out, Stderr: a.Err}, func(pid uint32) {
+	out := call.Output{Stdout: a.Out, Stderr: a.Err}
+	var stdout, stderr strings.Builder
+	if a.json {
+		out = call.Output{Stdout: &stdout, Stderr: &stderr}
+	}
+	end, err := g.Run(running, req, stdin, out, func(pid uint32) {
 		begun(pid)
 		if started != nil {
 			started(pid)
@@ -147,7 +153,14 @@ func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlag
 	if err != nil {
 		return a.lost(ctx, c, id, err)
 	}
-	if problem := end.Problem(); problem != "" {
+	if a.json {
+		err := a.show(api.ExecResponse{
+			Stdout: stdout.String(), Stderr: stderr.String(), ExitCode: end.Code(), Error: end.Problem(),
+		}, nil)
+		if err != nil {
+			return err
+		}
+	} else if problem := end.Problem(); problem != "" {
 		a.progress("forkd: %s", printable(problem))
 	}
 	if code := end.Code(); code != 0 {

@@ -195,7 +195,16 @@ func (c *hotCache) evict() {
 	}
 }
 
-func (c *hotCache) close() { c.evict() }
+// close drops everything; the host has no sandboxes any more.
+func (c *hotCache) close() {
+	c.evict()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for image := range c.bases {
+		_ = os.Remove(c.h.cfg.Home.HotBase(image))
+	}
+	clear(c.bases)
+}
 
 func (c *hotCache) build(ctx context.Context, m store.Snapshot, e *hotImage) (err error) {
 	state, err := c.h.store.State(m)
