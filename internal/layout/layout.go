@@ -136,15 +136,15 @@ func makePrivate(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make runtime directory: %w", err)
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "daemons"), 0o755); err != nil {
-		return fmt.Errorf("make runtime directory: %w", err)
-	}
 	info, err := os.Lstat(dir)
 	if err != nil {
 		return fmt.Errorf("make runtime directory: %w", err)
 	}
 	if !info.IsDir() || !ownedByUs(info) {
 		return fmt.Errorf("runtime directory %s belongs to someone else; set XDG_RUNTIME_DIR to a directory of yours", dir)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "daemons"), 0o755); err != nil {
+		return fmt.Errorf("make runtime directory: %w", err)
 	}
 	return nil
 }

@@ -108,3 +108,18 @@ func TestAdverts(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 }
+
+// TestRuntimeDirectoryOfSomeoneElse: in a shared temporary directory our place may have been taken.
+func TestRuntimeDirectoryOfSomeoneElse(t *testing.T) {
+	target := t.TempDir()
+	link := filepath.Join(t.TempDir(), "forkd-1000")
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	if err := makePrivate(link); err == nil || !strings.Contains(err.Error(), "someone else") {
+		t.Errorf("a link in its place: %v", err)
+	}
+	if entries, err := os.ReadDir(target); err != nil || len(entries) != 0 {
+		t.Errorf("something was made behind the link: %v, %v", entries, err)
+	}
+}
