@@ -196,14 +196,22 @@ func (s *sandbox) awaken(ctx context.Context, spec ForkSpec) error {
 
 	conn, err := guest.Dial(ctx, s.machine.DialGuest, s.generation)
 	if err != nil {
-		return fmt.Errorf("reach the agent: %w", causeOr(ctx, err))
+		return fmt.Errorf("reach the agent: %w", s.because(ctx, err))
 	}
 	report, err := conn.Awaken(ctx, identity(s, spec.Env))
 	if err != nil {
-		return errors.Join(fmt.Errorf("awaken: %w", causeOr(ctx, err)), conn.Close())
+		return errors.Join(fmt.Errorf("awaken: %w", s.because(ctx, err)), conn.Close())
 	}
 	s.conn, s.report = conn, report
 	return nil
+}
+
+// because explains a call that failed: by the end of its context, by the machine's death, or by itself.
+func (s *sandbox) because(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return deathOr(s.machine, err)
 }
 
 func causeOr(ctx context.Context, err error) error {

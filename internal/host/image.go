@@ -235,12 +235,23 @@ func untilDead(ctx context.Context, m engine.Machine) (context.Context, func()) 
 	return ctx, func() { cancel(nil) }
 }
 
-// deathOr prefers the machine's death as the explanation of a broken call.
+// deathNotice is how long after its connections a machine's end may be noticed.
+const deathNotice = time.Second
+
+// deathOr prefers the machine's death as the explanation of a broken call. The call may break a little before the death
+// is known, so a call that was not refused by a living guest is given a moment.
 func deathOr(m engine.Machine, err error) error {
-	if isClosed(m.Done()) {
-		return fmt.Errorf("%w: %s (%w)", engine.ErrDead, deathReason(m), err)
+	if _, refused := errors.AsType[*wire.Error](err); refused {
+		return err
 	}
-	return err
+	moment := time.NewTimer(deathNotice)
+	defer moment.Stop()
+	select {
+	case <-m.Done():
+		return fmt.Errorf("%w: %s (%w)", engine.ErrDead, deathReason(m), err)
+	case <-moment.C:
+		return err
+	}
 }
 
 // tail keeps the last part of an output.
