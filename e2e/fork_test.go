@@ -14,14 +14,14 @@ import (
 // identityCode reads everything that must differ between siblings, as one JSON text.
 const identityCode = `
 def _identity():
-    import json, uuid, secrets, ssl, random, socket, time
+    import json, uuid, secrets, ssl, random, socket
     read = lambda p: open(p).read().strip()
     return json.dumps({
         "urandom": open("/dev/urandom", "rb").read(16).hex(), "uuid4": str(uuid.uuid4()), "secrets": secrets.token_hex(16),
         "openssl": ssl.RAND_bytes(16).hex(), "random": random.random(), "numpy": float(numpy.random.random()),
         "hostname": socket.gethostname(), "machine_id": read("/etc/machine-id"),
         "boot_id": read("/proc/sys/kernel/random/boot_id"), "identity": read("/run/forkd/identity.json"),
-        "kernel_uuid": read("/proc/sys/kernel/random/uuid"), "now": time.time()})
+        "kernel_uuid": read("/proc/sys/kernel/random/uuid")})
 print(_identity())`
 
 // TestHundredChildren is the product's promise: a hundred children of one warm parent, each right, each its own.
@@ -50,20 +50,14 @@ func hundredChildren(t *testing.T, f *forkd) {
 		if got, want := f.eval(c.ID, fmt.Sprintf("int(numpy.arange(%d).sum())", i+1)), fmt.Sprint(i*(i+1)/2); got != want {
 			t.Errorf("child %d evaluates to %q, want %s", i, got, want)
 		}
-		before := time.Now()
 		out := f.eval(c.ID, identityCode)
-		after := time.Now()
 		var id map[string]any
 		if err := json.Unmarshal([]byte(out), &id); err != nil {
 			t.Errorf("child %d: %v: %q", i, err, out)
 			return
 		}
-		now, _ := id["now"].(float64)
-		delete(id, "now")
-		const tolerance = 50 * time.Millisecond
-		guest := time.UnixMicro(int64(now * 1e6))
-		if guest.Before(before.Add(-tolerance)) || guest.After(after.Add(tolerance)) {
-			t.Errorf("child %d: wall clock is %s, the host's was between %s and %s", i, guest, before, after)
+		if off := clockError(t, f, c.ID); off > 50*time.Millisecond {
+			t.Errorf("child %d: its clock is off by %s", i, off)
 		}
 		mu.Lock()
 		defer mu.Unlock()

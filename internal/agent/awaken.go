@@ -68,7 +68,7 @@ func (a *Agent) awaken(ctx context.Context, s *wire.Stream, request []byte) erro
 		}
 	}
 	report := &wire.AwakenReport{}
-	if err := a.renew(ctx, req, received, report); err != nil {
+	if err := a.renew(ctx, s, req, report); err != nil {
 		return err
 	}
 	a.cfg.Accounts.SetEnv(req.Env)
@@ -98,8 +98,6 @@ func decodeAwaken(request []byte) (*wire.AwakenRequest, error) {
 		return nil, wire.Errorf(wire.CodeInvalid, "machine id %q: 32 hex digits are needed", req.MachineID)
 	case !onlyHex(req.BootID, "-"), len(req.BootID) != 36:
 		return nil, wire.Errorf(wire.CodeInvalid, "boot id %q: a UUID is needed", req.BootID)
-	case req.WallClock.IsZero():
-		return nil, wire.Errorf(wire.CodeInvalid, "no wall clock")
 	}
 	return req, nil
 }
@@ -124,12 +122,16 @@ func onlyHex(s, also string) bool {
 
 // renew is the machine's own part. The order matters: what is drawn later comes from the reseeded generator, and is
 // dated by the new clock.
-func (a *Agent) renew(ctx context.Context, req *wire.AwakenRequest, received time.Time, report *wire.AwakenReport) error {
+func (a *Agent) renew(ctx context.Context, s *wire.Stream, req *wire.AwakenRequest, report *wire.AwakenReport) error {
 	sys := &a.cfg.System
 	if err := sys.Entropy(req.Entropy); err != nil {
 		return err
 	}
-	if err := sys.SetClock(req.WallClock.Add(time.Since(received))); err != nil {
+	now, at, err := askClock(s)
+	if err != nil {
+		return fmt.Errorf("ask for the time: %w", err)
+	}
+	if err := sys.SetClock(now.Add(time.Since(at))); err != nil {
 		return fmt.Errorf("set the clock: %w", err)
 	}
 	if err := sys.SetHostname(req.Hostname); err != nil {
@@ -142,6 +144,39 @@ func (a *Agent) renew(ctx context.Context, req *wire.AwakenRequest, received tim
 	}
 	report.Renewed = append(report.Renewed, "machine_id", "boot_id", "identity")
 	return a.renewHostKeys(ctx, report)
+}
+
+const (
+	clockQuestions = 5
+	goodRoundTrip  = 3 * time.Millisecond
+)
+
+// askClock returns the host's time as it was at a moment of our own monotonic clock. The answer is half a round trip old;
+// the first takes long, since all code on its way runs for the first time, so the fastest of a few counts.
+func askClock(s *wire.Stream) (now, at time.Time, err error) {
+	best := time.Duration(1<<63 - 1)
+	for range clockQuestions {
+		asked := time.Now()
+		if err := s.Send(wire.KindData, nil); err != nil {
+			return now, at, err
+		}
+		kind, payload, err := s.Recv()
+		if err != nil {
+			return now, at, err
+		}
+		got := time.Now()
+		t, ok := wire.ParseClock(payload)
+		if kind != wire.KindData || !ok {
+			return now, at, wire.Errorf(wire.CodeInvalid, "an answer of %d bytes in a frame %q is no time", len(payload), byte(kind))
+		}
+		if trip := got.Sub(asked); trip < best {
+			best, now, at = trip, t.Add(trip/2), got
+		}
+		if best < goodRoundTrip {
+			break
+		}
+	}
+	return now, at, nil
 }
 
 // renewContexts reaches the state of interpreters, which run from here on; other processes do not yet.

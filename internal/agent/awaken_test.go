@@ -26,6 +26,7 @@ func testUser(uid uint32) *account.User { return &account.User{Name: "test", UID
 
 // machine is a guest of plain files: a root, and a cgroup tree whose kernel agrees with everything.
 type machine struct {
+	clock time.Time // as it was set
 	*Agent
 	root, groups string
 	log          []string // what was done, in order
@@ -91,7 +92,7 @@ func newMachine(t *testing.T) *machine {
 		System: System{
 			Root: m.root, BootIDFile: filepath.Join(m.root, "run/forkd/boot_id"),
 			Entropy:     func(b []byte) error { return m.did("entropy") },
-			SetClock:    func(time.Time) error { return m.did("clock") },
+			SetClock:    func(now time.Time) error { m.clock = now; return m.did("clock") },
 			SetHostname: func(string) error { return m.did("hostname") },
 			PowerOff:    func() error { return m.did("off") },
 		},
@@ -116,6 +117,9 @@ func (m *machine) get(t *testing.T, name string) string {
 	return string(b)
 }
 
+// hostTime is what the host answers to who asks.
+var hostTime = time.Date(2030, 1, 2, 3, 4, 5, 6, time.UTC)
+
 // call runs a handler over a pipe and returns its message, if any.
 func call(t *testing.T, h wire.Handler, request any) ([]byte, error) {
 	t.Helper()
@@ -126,11 +130,18 @@ func call(t *testing.T, h wire.Handler, request any) ([]byte, error) {
 	here, there := net.Pipe()
 	message := make(chan []byte, 1)
 	go func() {
-		_, p, err := wire.NewStream(there).Recv()
-		if err != nil {
-			p = nil
+		host := wire.NewStream(there)
+		for {
+			kind, p, err := host.Recv()
+			if err != nil {
+				p = nil
+			}
+			if err == nil && kind == wire.KindData && host.Send(kind, wire.AppendClock(nil, hostTime)) == nil {
+				continue
+			}
+			message <- bytes.Clone(p)
+			return
 		}
-		message <- bytes.Clone(p)
 	}()
 	err = h(t.Context(), wire.NewStream(here), b)
 	_ = here.Close()
@@ -151,7 +162,7 @@ func TestIdentityFileInTheWay(t *testing.T) {
 func request() *wire.AwakenRequest {
 	return &wire.AwakenRequest{
 		SandboxID: "sb-1", SnapshotTag: "py", Index: 2, Count: 5, Hostname: "sb-1", MachineID: strings.Repeat("0a", 16),
-		BootID: "01234567-89ab-4def-8123-456789abcdef", Entropy: make([]byte, 64), WallClock: time.Now(), Env: map[string]string{"A": "b"},
+		BootID: "01234567-89ab-4def-8123-456789abcdef", Entropy: make([]byte, 64), Env: map[string]string{"A": "b"},
 	}
 }
 
@@ -210,6 +221,9 @@ func TestAwaken(t *testing.T) {
 	if m.frozen("user/proc") || m.frozen("user/ctx-default") {
 		t.Error("still frozen")
 	}
+	if off := m.clock.Sub(hostTime); off < 0 || off > 10*time.Second {
+		t.Errorf("the clock was set to %s, the host's was %s", m.clock, hostTime)
+	}
 	user, err := m.cfg.Accounts.User("root")
 	if err != nil {
 		t.Fatal(err)
@@ -258,7 +272,6 @@ func TestAwakenRefuses(t *testing.T) {
 		"long hostname":      func(r *wire.AwakenRequest) { r.Hostname = strings.Repeat("a", 65) },
 		"machine id":         func(r *wire.AwakenRequest) { r.MachineID = "xyz" },
 		"boot id":            func(r *wire.AwakenRequest) { r.BootID = "" },
-		"clock":              func(r *wire.AwakenRequest) { r.WallClock = time.Time{} },
 	} {
 		m := newMachine(t)
 		r := request()

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -187,7 +188,7 @@ func (f *identityFiles) renew(req *wire.AwakenRequest, generation uint64) error 
 func identityJSON(req *wire.AwakenRequest, generation uint64) ([]byte, error) {
 	b, err := wire.Encode(&wire.Identity{
 		SandboxID: req.SandboxID, ForkIndex: req.Index, ForkCount: req.Count, SnapshotTag: req.SnapshotTag,
-		Hostname: req.Hostname, Generation: generation, CreatedAt: req.WallClock.UTC(),
+		Hostname: req.Hostname, Generation: generation, CreatedAt: time.Now().UTC(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("encode identity: %w", err)

@@ -2,17 +2,38 @@ package guest
 
 import (
 	"context"
+	"fmt"
+	"time"
 
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
 // Awaken gives a fresh child its identity. After an error the child must be killed: none of its processes has run.
 func (c *Conn) Awaken(ctx context.Context, req *wire.AwakenRequest) (*wire.AwakenReport, error) {
-	report := &wire.AwakenReport{}
-	if err := c.Call(ctx, wire.MethodAwaken, req, report); err != nil {
+	s, err := c.Open(ctx, wire.MethodAwaken, req)
+	if err != nil {
 		return nil, err
 	}
-	return report, nil
+	defer s.Close()
+	report := &wire.AwakenReport{}
+	for {
+		kind, payload, err := s.Recv()
+		switch {
+		case err != nil:
+			return nil, callError(ctx, wire.MethodAwaken, err)
+		case kind == wire.KindMessage:
+			if err := wire.Decode(payload, report); err != nil {
+				return nil, fmt.Errorf("call %s: %w", wire.MethodAwaken, err)
+			}
+			return report, finish(ctx, wire.MethodAwaken, s)
+		case kind != wire.KindData:
+			return nil, fmt.Errorf("call %s: %w: unexpected frame %q", wire.MethodAwaken, ErrProtocol, byte(kind))
+		}
+		// The agent asks for the time.
+		if err := s.Send(wire.KindData, wire.AppendClock(nil, time.Now())); err != nil {
+			return nil, callError(ctx, wire.MethodAwaken, err)
+		}
+	}
 }
 
 // Quiesce freezes the guest's processes. They run again after Awaken.

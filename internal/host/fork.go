@@ -229,7 +229,7 @@ func identity(s *sandbox, env map[string]string) *wire.AwakenRequest {
 	_, _ = rand.Read(machineID)
 	return &wire.AwakenRequest{
 		SandboxID: s.id, SnapshotTag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname,
-		MachineID: hex.EncodeToString(machineID), BootID: newUUID(), Entropy: entropy, WallClock: time.Now(), Env: env,
+		MachineID: hex.EncodeToString(machineID), BootID: newUUID(), Entropy: entropy, Env: env,
 	}
 }
 

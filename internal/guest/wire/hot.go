@@ -421,8 +421,6 @@ func (r *AwakenRequest) parseJSON(b []byte) bool {
 			var err error
 			v.Entropy, err = base64.StdEncoding.DecodeString(s.string())
 			s.failed = s.failed || err != nil
-		case "wallClock":
-			v.WallClock = s.time()
 		case "env":
 			v.Env = s.stringMap(v.Env)
 		default:
@@ -458,47 +456,4 @@ func (r *EvalRequest) parseJSON(b []byte) bool {
 		*r = v
 	}
 	return s.done()
-}
-
-// time reads RFC 3339 in UTC.
-func (s *scanner) time() time.Time {
-	text := s.string()
-	digits := func(from, n int) int {
-		v := 0
-		for i := from; i < from+n && !s.failed; i++ {
-			if i >= len(text) || text[i] < '0' || text[i] > '9' {
-				s.failed = true
-				return 0
-			}
-			v = v*10 + int(text[i]-'0')
-		}
-		return v
-	}
-	if s.failed || len(text) < len("2006-01-02T15:04:05Z") || text[len(text)-1] != 'Z' ||
-		text[4] != '-' || text[7] != '-' || text[10] != 'T' || text[13] != ':' || text[16] != ':' {
-		s.failed = true
-		return time.Time{}
-	}
-	nanos := 0
-	if rest := len(text) - len("2006-01-02T15:04:05Z"); rest > 0 {
-		if text[19] != '.' || rest < 2 || rest > 10 {
-			s.failed = true
-			return time.Time{}
-		}
-		nanos = digits(20, rest-1)
-		for range 10 - rest {
-			nanos *= 10
-		}
-	}
-	year, month, day := digits(0, 4), digits(5, 2), digits(8, 2)
-	hour, minute, second := digits(11, 2), digits(14, 2), digits(17, 2)
-	if s.failed || month < 1 || month > 12 || day < 1 || day > 28 && day > daysIn(year, month) || hour > 23 || minute > 59 || second > 59 {
-		s.failed = true
-		return time.Time{}
-	}
-	return time.Date(year, time.Month(month), day, hour, minute, second, nanos, time.UTC)
-}
-
-func daysIn(year, month int) int {
-	return time.Date(year, time.Month(month)+1, 0, 0, 0, 0, 0, time.UTC).Day()
 }

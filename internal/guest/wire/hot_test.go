@@ -52,7 +52,7 @@ func TestHotDecodingIsTaken(t *testing.T) {
 	for _, s := range strange {
 		awaken := AwakenRequest{
 			SandboxID: s, SnapshotTag: s, Index: 3, Count: 100, Hostname: s, MachineID: s, BootID: s, Entropy: make([]byte, 64),
-			WallClock: time.Now().UTC(), Env: map[string]string{s: s, "A": "b"},
+			Env: map[string]string{s: s, "A": "b"},
 		}
 		eval := EvalRequest{Context: s, Code: s, TimeoutMS: 5000, Env: map[string]string{s: s}}
 		for _, m := range []any{&awaken, &eval} {

@@ -81,6 +81,8 @@ type QuiesceRequest struct {
 }
 
 // AwakenRequest gives a fresh child its identity. Everything random in it was drawn by the host for this child alone.
+// While the call lasts the agent asks for the host's clock: a data frame without content, answered by one with a time
+// (AppendClock). What the request itself could say would be tens of milliseconds old when it is read.
 type AwakenRequest struct {
 	SandboxID   string            `json:"sandboxId"`
 	SnapshotTag string            `json:"snapshotTag"`
@@ -90,7 +92,6 @@ type AwakenRequest struct {
 	MachineID   string            `json:"machineId"` // 32 hex digits
 	BootID      string            `json:"bootId"`    // UUID text
 	Entropy     []byte            `json:"entropy"`   // >= 64 bytes
-	WallClock   time.Time         `json:"wallClock"` // the host's at sending
 	Env         map[string]string `json:"env,omitempty"`
 }
 
