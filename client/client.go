@@ -19,8 +19,13 @@ import (
 	"forkd.dev/forkd/internal/layout"
 )
 
-// ErrNoDaemon means that nothing answers at the address.
-var ErrNoDaemon = errors.New("no daemon answers")
+// Errors of the way to the daemon, as opposed to its refusals, which are *api.Error.
+var (
+	// ErrNoDaemon means that nothing answers at the address.
+	ErrNoDaemon = errors.New("no daemon answers")
+	// ErrGone means that the daemon ended in the middle of a request.
+	ErrGone = errors.New("the daemon went away in the middle of the request")
+)
 
 // Client is a connection to one daemon. New connects to nothing yet.
 type Client struct {
@@ -122,7 +127,7 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}
-	return fmt.Errorf("the daemon at %s went away in the middle of the request: %w", c.address, err)
+	return fmt.Errorf("%w (%s): %w", ErrGone, c.address, err)
 }
 
 func refusal(resp *http.Response) error {

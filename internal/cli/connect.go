@@ -37,7 +37,7 @@ func (a *App) connect(ctx context.Context) (*client.Client, error) {
 		return nil, err
 	}
 	_, err = c.Version(ctx)
-	if err == nil || !errors.Is(err, client.ErrNoDaemon) {
+	if err == nil || !absent(err) {
 		return c, err
 	}
 	if a.noAutostart {
@@ -49,17 +49,54 @@ func (a *App) connect(ctx context.Context) (*client.Client, error) {
 	return c, nil
 }
 
+// absent reports whether there is no daemon, or none any more: one that was killed accepts connections until the kernel
+// has taken it down.
+func absent(err error) bool {
+	return errors.Is(err, client.ErrNoDaemon) || errors.Is(err, client.ErrGone)
+}
+
 // readyFD is where a daemon in the background reports: "ok", or its error.
 const readyFD = 3
 
 const startTimeout = 60 * time.Second
 
-// startDaemon starts a daemon in the background and returns when it answers. The daemon says so itself, through a
-// pipe: end of file without a word means that it died.
+// errOther means that another process holds the home: a daemon that somebody else is starting, or one that is on its way out.
+var errOther = errors.New("already running")
+
+// startDaemon starts a daemon in the background and returns when one answers.
 func (a *App) startDaemon(ctx context.Context, home layout.Home) error {
 	if err := home.Make(); err != nil {
 		return err
 	}
+	c, err := client.New("unix://" + home.Socket)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeoutCause(ctx, startTimeout,
+		fmt.Errorf("no daemon answered within %s; its log is %s", startTimeout, home.DaemonLog()))
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := a.launchDaemon(ctx, home)
+		if !errors.Is(err, errOther) {
+			return err
+		}
+		if _, err := c.Version(ctx); err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("start a daemon: %w", context.Cause(ctx))
+		}
+	}
+}
+
+// launchDaemon starts one process, which says itself how it went, through a pipe: end of file without a word means that
+// it died.
+func (a *App) launchDaemon(ctx context.Context, home layout.Home) error {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("start a daemon: %w", err)
@@ -76,46 +113,22 @@ func (a *App) startDaemon(ctx context.Context, home layout.Home) error {
 	if err != nil {
 		return fmt.Errorf("start a daemon: %w", err)
 	}
-	stop := time.AfterFunc(startTimeout, func() { _ = r.Close() })
-	defer stop.Stop()
-	cancel := context.AfterFunc(ctx, func() { _ = r.Close() })
-	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
+	defer stop()
 	word, err := io.ReadAll(r)
 	switch {
 	case string(word) == "ok":
 		return nil
-	case strings.Contains(string(word), "already running"):
-		return a.awaitOther(ctx, home)
+	case strings.Contains(string(word), errOther.Error()):
+		return errOther
 	case len(word) > 0:
 		return fmt.Errorf("start a daemon: %s", word)
 	case ctx.Err() != nil:
-		return context.Cause(ctx)
+		return fmt.Errorf("start a daemon: %w", context.Cause(ctx))
 	case err != nil:
-		return fmt.Errorf("start a daemon: it did not answer within %s; its log is %s", startTimeout, home.DaemonLog())
+		return fmt.Errorf("start a daemon: %w", err)
 	}
 	return fmt.Errorf("start a daemon: it ended at once; its log is %s", home.DaemonLog())
-}
-
-// awaitOther waits for a daemon that somebody else is starting at this moment.
-func (a *App) awaitOther(ctx context.Context, home layout.Home) error {
-	c, err := client.New("unix://" + home.Socket)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		if _, err = c.Version(ctx); err == nil {
-			return nil
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return fmt.Errorf("another daemon holds %s but does not answer: %w", home.Root, err)
-		}
-	}
 }
 
 // elsewhere adds to an unknown tag which other daemons of this host have it.

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -152,7 +151,7 @@ func (a *App) status(ctx context.Context) (daemonStatus, error) {
 	}
 	defer c.Close()
 	v, err := c.Version(ctx)
-	if errors.Is(err, client.ErrNoDaemon) {
+	if absent(err) {
 		return st, nil
 	}
 	if err != nil {
