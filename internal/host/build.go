@@ -87,7 +87,7 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 	b := &build{h: h, spec: spec, recipe: recipe, features: features, progress: progress}
 	m, err := b.run(ctx)
 	if err != nil {
-		return SnapshotView{}, h.explainFull(fmt.Errorf("build %s: %w", spec.Tag, err))
+		return SnapshotView{}, fmt.Errorf("build %s: %w", spec.Tag, err)
 	}
 	return h.viewSnapshot(m), nil
 }
@@ -95,7 +95,8 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 // fullBelow is less free space than any build leaves over.
 const fullBelow = 16 << 20
 
-// explainFull says so when the disk is full: a guest whose disk cannot grow on the host sees only an I/O error.
+// explainFull says so when the disk is full: a guest whose disk cannot grow on the host sees only an I/O error. It must
+// be asked before what was written is removed.
 func (h *Host) explainFull(err error) error {
 	free, statErr := freeSpace(h.cfg.Home.Root)
 	if statErr != nil || free > fullBelow {
@@ -236,12 +237,12 @@ func (b *build) snapshot(ctx context.Context, img store.Image) (store.Snapshot, 
 	}
 	w, err := b.warm(ctx, dir, overlay, base)
 	if err != nil {
-		return store.Snapshot{}, err
+		return store.Snapshot{}, b.h.explainFull(err)
 	}
 	u.Add(func() { _ = w.checkpoint.Memory.Close() })
 	m, err := b.keep(ctx, img, w, overlay, base)
 	if err != nil {
-		return store.Snapshot{}, err
+		return store.Snapshot{}, b.h.explainFull(err)
 	}
 	u.Keep()
 	return m, os.RemoveAll(dir)

@@ -68,11 +68,11 @@ func (b *build) image(ctx context.Context) (store.Image, error) {
 		return store.Image{}, fmt.Errorf("make a file system: %w", err)
 	}
 	if err := b.install(ctx, dir, raw); err != nil {
-		return store.Image{}, err
+		return store.Image{}, b.h.explainFull(err)
 	}
 	img, err = b.keepImage(ctx, raw)
 	if err != nil {
-		return store.Image{}, err
+		return store.Image{}, b.h.explainFull(err)
 	}
 	u.Keep()
 	return img, os.RemoveAll(dir)
