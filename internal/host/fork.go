@@ -183,17 +183,8 @@ func (s *sandbox) awaken(ctx context.Context, spec ForkSpec) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, awakenTimeout,
 		fmt.Errorf("the guest did not confirm its new identity within %s", awakenTimeout))
 	defer cancel()
-	// A machine that dies now would otherwise be waited for until the time-out.
-	ctx, dead := context.WithCancelCause(ctx)
-	defer dead(nil)
-	go func() {
-		select {
-		case <-s.machine.Done():
-			dead(fmt.Errorf("%w: %s", engine.ErrDead, deathReason(s.machine)))
-		case <-ctx.Done():
-		}
-	}()
-
+	ctx, stop := untilDead(ctx, s.machine)
+	defer stop()
 	conn, err := guest.Dial(ctx, s.machine.DialGuest, s.generation)
 	if err != nil {
 		return fmt.Errorf("reach the agent: %w", s.because(ctx, err))
