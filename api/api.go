@@ -43,7 +43,7 @@ func (e *Error) Error() string { return e.Message }
 type Snapshot struct {
 	Tag            string   `json:"tag"`
 	ID             string   `json:"id"`     // digest of its manifest
-	Status         string   `json:"status"` // "ready"
+	Status         string   `json:"status"` // "ready"; of a branch before that "writing", or "failed"
 	Bootable       bool     `json:"bootable"`
 	CreatedAtUnix  int64    `json:"created_at_unix"`
 	Parent         string   `json:"parent,omitempty"` // tag of the snapshot it adds to
@@ -57,6 +57,48 @@ type Snapshot struct {
 	StoredBytes    int64    `json:"stored_bytes"`     // compressed, on disk, memory and disk
 	Hot            bool     `json:"hot"`              // its memory image is ready for the next fork
 	Sandboxes      int      `json:"sandboxes"`        // running forks of it
+
+	// What else its children have, in the snapshots and the image it stands on.
+	MemorySharedBytes int64 `json:"memory_shared_bytes"`
+	DiskSharedBytes   int64 `json:"disk_shared_bytes"`
+
+	// Of a branch.
+	BranchedFrom string  `json:"branched_from,omitempty"` // id of the sandbox
+	Mode         string  `json:"mode,omitempty"`          // live, diff or full: the one that was used
+	ModeReason   string  `json:"mode_reason,omitempty"`   // why that one
+	PauseMS      float64 `json:"pause_ms,omitempty"`      // the machine stood still
+	FrozenMS     float64 `json:"frozen_ms,omitempty"`     // its processes did: from before the pause until they were let run
+	SetupMS      float64 `json:"setup_ms,omitempty"`      // preparation before the pause, the source running
+	CopyMS       float64 `json:"copy_ms,omitempty"`       // copying memory after it, the source running
+	WriteMS      float64 `json:"write_ms,omitempty"`      // comparing, compressing, storing after that
+	Progress     float64 `json:"progress,omitempty"`      // of a writing one: 0 to 1
+	Error        string  `json:"error,omitempty"`         // of a failed one
+
+	Children []Sandbox `json:"children,omitempty"` // in the reply to a branch that asked for children
+}
+
+// BranchRequest is the body of POST /v1/sandboxes/{id}/branch. All fields are optional.
+type BranchRequest struct {
+	Tag  string `json:"tag,omitempty"`  // default: branch-ID-TIME
+	Mode string `json:"mode,omitempty"` // auto (default), live, diff, full
+	Wait *bool  `json:"wait,omitempty"` // default true: reply when it is ready; false: when the source runs again
+
+	// Children forked of it in the same call, with what POST /v1/sandboxes takes.
+	N          int               `json:"n,omitempty"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Env        map[string]string `json:"env,omitempty"`
+	TTLSeconds float64           `json:"ttl_seconds,omitempty"`
+
+	// Of the existing forkd's clients: the same as mode; measuring is always done; the parent must be the one it is.
+	Diff        bool   `json:"diff,omitempty"`
+	Live        bool   `json:"live,omitempty"`
+	MeasureDiff bool   `json:"measure_diff,omitempty"`
+	ParentTag   string `json:"parent_tag,omitempty"`
+}
+
+// CompactRequest is the body of POST /v1/snapshots/{tag}/compact.
+type CompactRequest struct {
+	To string `json:"to"` // tag of the new, self-contained snapshot
 }
 
 // SnapshotInfo is a snapshot with its provenance.
@@ -96,7 +138,7 @@ type Sandbox struct {
 	Index          int               `json:"index"`
 	Count          int               `json:"count"`
 	SnapshotTag    string            `json:"snapshot_tag"`
-	State          string            `json:"state,omitempty"`  // running, failed
+	State          string            `json:"state,omitempty"`  // running, paused, suspended, failed
 	Reason         string            `json:"reason,omitempty"` // of failed
 	CreatedAtUnix  int64             `json:"created_at_unix,omitempty"`
 	ExpiresAtUnix  int64             `json:"expires_at_unix,omitempty"`
@@ -107,7 +149,10 @@ type Sandbox struct {
 	MemoryBytes    int64             `json:"memory_bytes,omitempty"`
 	MemoryOwnBytes int64             `json:"memory_own_bytes,omitempty"` // private to this child, its VM process included
 	Accelerator    string            `json:"accelerator,omitempty"`
+	DiskOwnBytes   int64             `json:"disk_own_bytes,omitempty"` // what it wrote to its disk
 	ReadyMS        float64           `json:"ready_ms,omitempty"` // request to awake, waiting for siblings included
+	BranchCount    int               `json:"branch_count,omitempty"`
+	LatestBranch   string            `json:"latest_branch,omitempty"` // tag; the parent of its next branch
 	CloneReport    *CloneReport      `json:"clone_report,omitempty"`
 	Error          *Error            `json:"error,omitempty"`
 }
@@ -231,6 +276,12 @@ type TreeNode struct {
 	Kind     string     `json:"kind"` // image, snapshot, sandbox
 	Name     string     `json:"name"`
 	State    string     `json:"state,omitempty"`
-	OwnBytes int64      `json:"own_bytes"`
+	OwnBytes int64      `json:"own_bytes"` // stored (image, snapshot), or of the VM process (sandbox)
+
+	MemoryOwnBytes    int64 `json:"memory_own_bytes"`
+	MemorySharedBytes int64 `json:"memory_shared_bytes"`
+	DiskOwnBytes      int64 `json:"disk_own_bytes"`
+	DiskSharedBytes   int64 `json:"disk_shared_bytes"`
+
 	Children []TreeNode `json:"children,omitempty"`
 }

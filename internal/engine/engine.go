@@ -70,7 +70,7 @@ type Spec struct {
 
 // Disk is the machine's one block device (/dev/vda).
 type Disk struct {
-	Path    string   // writable by the machine
+	Path    string   // writable by the machine, as are other files in the same directory that it may be switched to
 	Format  string   // "raw" or "qcow2"
 	Backing []string // read-only files below it, which the VM process must be able to read but never write
 }
@@ -99,6 +99,14 @@ type Features struct {
 	KVMUsable         bool   `json:"kvm_usable"`
 	Confined          string `json:"confined"` // "landlock" or "" with the reason in ConfinedReason
 	ConfinedReason    string `json:"confined_reason,omitempty"`
+
+	// Powers beyond Machine and Engine; a test holds them against the interfaces.
+	Capture    bool   `json:"capture"` // Capturer, in mode diff
+	Live       bool   `json:"live"`    // … and in mode live, with the real kind of mapping tried
+	LiveReason string `json:"live_reason,omitempty"`
+	Pause      bool   `json:"pause"`  // Pauser
+	Commit     bool   `json:"commit"` // Committer
+	Adopt      bool   `json:"adopt"`  // Adopter
 }
 
 // Format is everything a checkpoint depends on. Two formats must agree in all fields for a restore.
@@ -119,6 +127,7 @@ type Checkpoint struct {
 	Format Format
 	State  []byte // devices and CPUs, without RAM
 	Memory *memory.Image
+	Pages  *memory.Pages // written over Memory before the CPUs run; nil: none
 }
 
 // tscTolerance is the largest relative difference of clock frequency a restore accepts: measuring the same counter

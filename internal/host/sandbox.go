@@ -56,6 +56,9 @@ type View struct {
 	Usage                     memory.Usage // zero when it cannot be read
 	Report                    *wire.AwakenReport
 	Ready                     time.Duration
+	DiskOwn                   int64
+	Branches                  int    // made of it
+	LatestBranch              string // tag of the latest that is ready and still there
 }
 
 func (s *sandbox) view() View {

@@ -15,9 +15,15 @@ import (
 // SnapshotView is what the edges see of a snapshot.
 type SnapshotView struct {
 	store.Snapshot
+	Status                lineage.Status
 	Hot                   bool
 	Sandboxes             int
 	Ancestors, Dependents []string
+	MemoryShared          int64 // bytes its children have from what it stands on
+	DiskShared            int64
+
+	Progress float64 // of a writing one: 0 to 1
+	Reason   string  // of a failed one
 }
 
 // snapshot resolves a tag.
@@ -70,7 +76,7 @@ func (h *Host) Snapshot(tag string) (SnapshotView, error) {
 }
 
 func (h *Host) viewSnapshot(m store.Snapshot) SnapshotView {
-	v := SnapshotView{Snapshot: m, Hot: h.hot.has(m)}
+	v := SnapshotView{Snapshot: m, Status: lineage.Ready, Hot: h.hot.has(m)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, s := range h.sandboxes {
@@ -110,8 +116,22 @@ func (h *Host) hold(name, what string) (release func(), err error) {
 	}, nil
 }
 
-// RemoveSnapshot deletes a snapshot nothing stands on: no dependent snapshot, no running sandbox.
-func (h *Host) RemoveSnapshot(ctx context.Context, tag string) error {
+// RemoveOptions say what to do with a snapshot that others stand on; at most one is set.
+type RemoveOptions struct {
+	Cascade bool // remove those, too
+	Force   bool // remove it alone; those keep what they need of it
+}
+
+// RemoveSnapshot deletes a snapshot nothing stands on: no dependent snapshot, no running sandbox. It returns the tags
+// that are gone.
+func (h *Host) RemoveSnapshot(ctx context.Context, tag string, _ RemoveOptions) ([]string, error) {
+	if err := h.removeSnapshot(ctx, tag); err != nil {
+		return nil, err
+	}
+	return []string{tag}, nil
+}
+
+func (h *Host) removeSnapshot(ctx context.Context, tag string) error {
 	m, err := h.snapshot(tag)
 	if err != nil {
 		return err
@@ -251,9 +271,11 @@ func (h *Host) collect(ctx context.Context) {
 
 // Node is a node of the family tree.
 type Node struct {
-	Kind, Name, State string
-	OwnBytes          int64
-	Children          []Node
+	Kind, Name, State       string
+	OwnBytes                int64
+	MemoryOwn, MemoryShared int64
+	DiskOwn, DiskShared     int64
+	Children                []Node
 }
 
 // Tree is the family: images, the snapshots on them, their snapshots and sandboxes.

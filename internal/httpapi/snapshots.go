@@ -43,7 +43,7 @@ func notNil(s []string) []string {
 }
 
 func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request) error {
-	if err := s.Host.RemoveSnapshot(r.Context(), r.PathValue("tag")); err != nil {
+	if _, err := s.Host.RemoveSnapshot(r.Context(), r.PathValue("tag"), host.RemoveOptions{}); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

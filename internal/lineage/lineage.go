@@ -13,8 +13,22 @@ type State string
 
 // States. A sandbox that was ended is gone, it has no state.
 const (
-	Running State = "running"
-	Failed  State = "failed" // its machine died or could not be trusted; kept until killed, so that its reason can be read
+	Running   State = "running"
+	Paused    State = "paused"    // its CPUs stand still, its memory stays
+	Suspended State = "suspended" // its machine is gone, all of it is on disk
+	Failed    State = "failed"    // its machine died or could not be trusted; kept until killed, so that its reason can be read
+)
+
+// Work is what is being done with a sandbox that nothing else may be done with at the same time.
+type Work string
+
+// Works.
+const (
+	Branching  Work = "branch"
+	Pausing    Work = "pause"
+	Resuming   Work = "resume"
+	Suspending Work = "suspend"
+	Waking     Work = "wake"
 )
 
 // ErrState is wrapped by refusals of a transition or of an operation in a state.
@@ -22,11 +36,53 @@ var ErrState = errors.New("wrong state")
 
 // To says whether next may follow s.
 func (s State) To(next State) error {
-	if s == Running && next == Failed {
+	var after []State
+	switch s {
+	case Running:
+		after = []State{Paused, Suspended, Failed}
+	case Paused:
+		after = []State{Running, Suspended, Failed}
+	case Suspended:
+		after = []State{Running, Failed}
+	case Failed:
+	}
+	if slices.Contains(after, next) {
 		return nil
 	}
 	return fmt.Errorf("%w: a sandbox that is %s cannot become %s", ErrState, s, next)
 }
+
+// Begin says whether work may begin with a sandbox in state s while doing ("": nothing) is in progress. Work that finds
+// what it wants already there is allowed: pausing what is paused changes nothing.
+func Begin(s State, doing, work Work) error {
+	if doing != "" {
+		return fmt.Errorf("%w: %s cannot begin while %s is in progress", ErrState, work, doing)
+	}
+	var from []State
+	switch work {
+	case Branching, Suspending:
+		from = []State{Running, Paused}
+	case Pausing, Resuming:
+		from = []State{Running, Paused}
+	case Waking:
+		from = []State{Suspended, Running}
+	}
+	if work == Suspending && s == Suspended || slices.Contains(from, s) {
+		return nil
+	}
+	return fmt.Errorf("%w: %s needs a sandbox that is %s, this one is %s", ErrState, work, from[0], s)
+}
+
+// Status of a snapshot.
+type Status string
+
+// Statuses. Only a ready one is on disk and survives its daemon; the others are known as long as it lives, or until
+// they are removed.
+const (
+	Writing    Status = "writing" // its instant is over, it is being made durable
+	Ready      Status = "ready"
+	FailedSnap Status = "failed" // it could not be, or its daemon ended meanwhile; kept so that the reason can be read
+)
 
 // Snapshot is a node of the family tree.
 type Snapshot struct {

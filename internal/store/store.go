@@ -56,6 +56,19 @@ type Snapshot struct {
 	Warm          []string      `json:"warm"`
 	BootMS        float64       `json:"boot_ms"`
 	WarmMS        float64       `json:"warm_ms"`
+	Branch        *Branch       `json:"branch,omitempty"` // nil: built from a recipe
+}
+
+// Branch says how a running sandbox became a snapshot. Times are in milliseconds.
+type Branch struct {
+	From       string  `json:"from"` // id of the sandbox
+	Mode       string  `json:"mode"` // "live", "diff" or "full"
+	ModeReason string  `json:"mode_reason"`
+	PauseMS    float64 `json:"pause_ms"`  // the machine stood still
+	FrozenMS   float64 `json:"frozen_ms"` // its processes did
+	SetupMS    float64 `json:"setup_ms"`  // prepared before, the machine running
+	CopyMS     float64 `json:"copy_ms"`   // memory copied after it, the machine running
+	WriteMS    float64 `json:"write_ms"`  // compared, compressed and made durable after that
 }
 
 // Image is the manifest of a bootable root file system.

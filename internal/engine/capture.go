@@ -1,0 +1,96 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"forkd.dev/forkd/internal/memory"
+)
+
+// ErrLiveUnavailable: this host or VM program cannot capture live; the message says why.
+var ErrLiveUnavailable = errors.New("live capture unavailable")
+
+// CaptureMode is how the memory of a running machine is taken.
+type CaptureMode string
+
+// Modes.
+const (
+	// CaptureDiff copies the pages that are the machine's own while it stands still: the pause grows with them.
+	CaptureDiff CaptureMode = "diff"
+	// CaptureLive write-protects memory and copies while the machine runs: the pause does not grow with what was written.
+	CaptureLive CaptureMode = "live"
+)
+
+// Capturer is implemented by machines made by Restore that can be captured while they run on (Features.Capture).
+type Capturer interface {
+	// Capture takes memory, devices and disk of one instant. Everything slow is done before the pause, with the machine
+	// running; then spec.Quiesce is called; then the machine is stopped, captured and run again. It returns with the
+	// machine running as before, whatever happened: on error nothing has changed, except that the disk may have moved to
+	// spec.DiskTop already (DiskMoved tells). ctx bounds the call and, once the machine is paused, never leaves it so.
+	Capture(ctx context.Context, spec *CaptureSpec) (*Capture, error)
+}
+
+// CaptureSpec says what to take; plain data.
+type CaptureSpec struct {
+	Mode CaptureMode
+	// DiskTop is the path of an empty qcow2 over the machine's present top, in the same directory. The machine writes
+	// there from the instant of the capture on; its former top does not change any more.
+	DiskTop string
+	// Quiesce is called once, when all is prepared, immediately before the pause. An error ends the capture, with nothing
+	// changed. Undoing what it did is the caller's, after Capture has returned.
+	Quiesce func(context.Context) error
+	// Progress is told how many bytes of memory have been copied; may be nil, is called from another goroutine.
+	Progress func(done, total int64)
+}
+
+// Capture is a capture whose instant is over: the machine runs again and its memory may still be being copied.
+type Capture struct {
+	Mode  CaptureMode
+	Pause time.Duration // from the order to stop until the CPUs ran again
+	Setup time.Duration // what was prepared before, with the machine running
+	// Finish waits until all memory of the instant is at hand. It is called exactly once; ctx bounds it, and an end of ctx
+	// cancels the copy and leaves the machine running well.
+	Finish func(ctx context.Context) (*Captured, error)
+}
+
+// Captured is the machine as it was at the instant. The caller owns its memory; exactly one of Image and Pages is set.
+type Captured struct {
+	Format Format
+	State  []byte
+	Image  *memory.Image // live: all of the memory
+	Pages  *memory.Pages // diff: the machine's own pages, over the image it was restored from
+	Copied time.Duration // how long the copy took after the machine ran again
+}
+
+// DiskMoved reports whether a failed Capture has moved the disk to its new top, which is then in use.
+func DiskMoved(err error) bool {
+	var moved *DiskMovedError
+	return errors.As(err, &moved)
+}
+
+// DiskMovedError wraps what failed after the disk had been switched.
+type DiskMovedError struct{ Err error }
+
+func (e *DiskMovedError) Error() string { return e.Err.Error() }
+func (e *DiskMovedError) Unwrap() error { return e.Err }
+
+// Pauser is implemented by machines whose CPUs can be halted and let run again (Features.Pause). Both directions are
+// idempotent. A halted machine keeps its memory and its connections; its clocks stand still.
+type Pauser interface {
+	SetPaused(ctx context.Context, paused bool) error
+}
+
+// Committer is implemented by machines that can shorten the chain of their disk while they run (Features.Commit).
+type Committer interface {
+	// CommitDisk moves the content of the files from just above base up to top, all below the present top, into base, and
+	// takes them out of the chain. base must be a file only this machine uses. Afterwards their files can be removed.
+	CommitDisk(ctx context.Context, top, base string) error
+}
+
+// Adopter is implemented by engines that can take over a machine of an earlier daemon (Features.Adopt).
+type Adopter interface {
+	// Adopt returns the running machine that ref names, started from spec (its Disk as it is now). A capture that was in
+	// progress is cleared first, so that the guest answers. The error wraps ErrDead if the process is not there any more.
+	Adopt(ctx context.Context, spec *Spec, ref Ref) (Machine, error)
+}

@@ -1,0 +1,125 @@
+package memory
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"sync"
+
+	"forkd.dev/forkd/internal/layer"
+)
+
+// Pages is a set of whole pages of a guest's memory that stand over an image: the pages of a layer, or those a machine
+// has of its own. It names each explicitly, as data or as zero; what it does not name is the image's. It is immutable
+// and safe for concurrent use.
+type Pages struct {
+	size  int64
+	index []pageRun // ascending, not overlapping
+	data  int64     // bytes of data pages
+
+	mu   sync.RWMutex
+	file *os.File // a sealed memfd with the data pages end to end; nil once closed
+}
+
+// pageRun is a run of pages and the place of its data in the file.
+type pageRun struct {
+	offset, length int64
+	zero           bool
+	at             int64 // in the file, unless zero
+}
+
+// Size is the size of the guest's RAM in bytes.
+func (p *Pages) Size() int64 { return p.size }
+
+// Bytes is what the data pages take.
+func (p *Pages) Bytes() int64 { return p.data }
+
+// Extents lists the pages, ascending.
+func (p *Pages) Extents() []layer.Extent {
+	list := make([]layer.Extent, len(p.index))
+	for i, r := range p.index {
+		list[i] = layer.Extent{Offset: r.offset, Length: r.length, Zero: r.zero}
+	}
+	return list
+}
+
+// find returns the run that covers off, or else the next one; its index is len(p.index) when there is none.
+func (p *Pages) find(off int64) int {
+	return sort.Search(len(p.index), func(i int) bool { return p.index[i].offset+p.index[i].length > off })
+}
+
+// Close frees the memory. It is idempotent.
+func (p *Pages) Close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.file == nil {
+		return nil
+	}
+	f := p.file
+	p.file = nil
+	return f.Close()
+}
+
+// View is a guest's memory as an image with pages over it. It owns neither.
+type View struct {
+	Image *Image
+	Pages *Pages // nil: none
+}
+
+// Size is the size of the guest's RAM in bytes.
+func (v View) Size() int64 { return v.Image.Size() }
+
+// ReadAt reads the memory like io.ReaderAt.
+func (v View) ReadAt(b []byte, off int64) (int, error) {
+	if v.Pages == nil {
+		return v.Image.ReadAt(b, off)
+	}
+	if off < 0 || off > v.Size() {
+		return 0, fmt.Errorf("read memory at %d: it has %d bytes", off, v.Size())
+	}
+	v.Pages.mu.RLock()
+	defer v.Pages.mu.RUnlock()
+	if v.Pages.file == nil {
+		return 0, ErrClosed
+	}
+	done := 0
+	for done < len(b) && off+int64(done) < v.Size() {
+		n, err := v.readPart(b[done:], off+int64(done))
+		done += n
+		if err != nil {
+			return done, err
+		}
+	}
+	if done < len(b) {
+		return done, io.EOF
+	}
+	return done, nil
+}
+
+// readPart reads as far as one run, or the gap before the next, reaches.
+func (v View) readPart(b []byte, off int64) (int, error) {
+	i := v.Pages.find(off)
+	if i == len(v.Pages.index) {
+		return full(v.Image.ReadAt(b[:min(int64(len(b)), v.Size()-off)], off))
+	}
+	r := v.Pages.index[i]
+	if off < r.offset {
+		return full(v.Image.ReadAt(b[:min(int64(len(b)), r.offset-off)], off))
+	}
+	b = b[:min(int64(len(b)), r.offset+r.length-off)]
+	if r.zero {
+		clear(b)
+		return len(b), nil
+	}
+	return full(v.Pages.file.ReadAt(b, r.at+off-r.offset))
+}
+
+// full forgives an end of file that comes with everything asked for.
+func full(n int, err error) (int, error) {
+	if errors.Is(err, io.EOF) && n > 0 {
+		err = nil
+	}
+	return n, err
+}
