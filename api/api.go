@@ -150,7 +150,7 @@ type Sandbox struct {
 	MemoryOwnBytes int64             `json:"memory_own_bytes,omitempty"` // private to this child, its VM process included
 	Accelerator    string            `json:"accelerator,omitempty"`
 	DiskOwnBytes   int64             `json:"disk_own_bytes,omitempty"` // what it wrote to its disk
-	ReadyMS        float64           `json:"ready_ms,omitempty"` // request to awake, waiting for siblings included
+	ReadyMS        float64           `json:"ready_ms,omitempty"`       // request to awake, waiting for siblings included
 	BranchCount    int               `json:"branch_count,omitempty"`
 	LatestBranch   string            `json:"latest_branch,omitempty"` // tag; the parent of its next branch
 	CloneReport    *CloneReport      `json:"clone_report,omitempty"`
@@ -273,10 +273,10 @@ type VersionInfo struct {
 
 // TreeNode is a snapshot or sandbox in the family tree.
 type TreeNode struct {
-	Kind     string     `json:"kind"` // image, snapshot, sandbox
-	Name     string     `json:"name"`
-	State    string     `json:"state,omitempty"`
-	OwnBytes int64      `json:"own_bytes"` // stored (image, snapshot), or of the VM process (sandbox)
+	Kind     string `json:"kind"` // image, snapshot, sandbox
+	Name     string `json:"name"`
+	State    string `json:"state,omitempty"`
+	OwnBytes int64  `json:"own_bytes"` // stored (image, snapshot), or of the VM process (sandbox)
 
 	MemoryOwnBytes    int64 `json:"memory_own_bytes"`
 	MemorySharedBytes int64 `json:"memory_shared_bytes"`
