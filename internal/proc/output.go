@@ -12,16 +12,20 @@ import (
 // child getting SIGPIPE; it cannot grow, because it is sealed against that: further writes fail, which programs
 // ignore on standard error; and nothing is left on a disk.
 type output struct {
+	reopened bool // by a later daemon, which does not share the child's offset
+
 	mu   sync.Mutex
 	file *os.File // nil once closed
 	kept []byte   // what was in it when it was closed
 }
 
+const outputName = "forkd-output"
+
 func newOutput(limit int64) (*output, error) {
 	if limit <= 0 {
 		limit = defaultOutputMax
 	}
-	fd, err := unix.MemfdCreate("forkd-output", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	fd, err := unix.MemfdCreate(outputName, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, fmt.Errorf("make output file: %w", err)
 	}
@@ -45,6 +49,9 @@ func (o *output) tail(limit int64) []byte {
 	defer o.mu.Unlock()
 	if o.file == nil {
 		return o.kept
+	}
+	if o.reopened {
+		return written(o.file, limit)
 	}
 	// The child writes through this same open file, so its offset is how far it came.
 	end, err := unix.Seek(int(o.file.Fd()), 0, unix.SEEK_CUR)

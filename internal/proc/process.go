@@ -19,12 +19,14 @@ type Process struct {
 	startTime uint64
 	output    *output
 	child     *os.Process
+	adopted   bool // it is no child of ours: nobody tells us how it ended
+	exit      *exitWaiter
 	done      chan struct{}
 
 	mu     sync.Mutex
 	killed bool
 	err    error // set before done is closed
-	state  *os.ProcessState
+	over   bool  // it has ended, or been given up
 }
 
 // hold takes over a started child: on failure it is ended.
@@ -39,14 +41,14 @@ func hold(child *os.Process, pidfd int, out *output, cmd *Command) (*Process, er
 		_ = out.close()
 		return nil, err
 	}
-	exit, err := newExitWaiter(pidfd)
-	if err != nil {
+	var err error
+	if p.exit, err = newExitWaiter(pidfd); err != nil {
 		_ = child.Kill()
 		_, _ = child.Wait()
 		_ = out.close()
 		return nil, err
 	}
-	go p.wait(exit)
+	go p.wait()
 	return p, nil
 }
 
@@ -69,13 +71,22 @@ func (p *Process) prepare(cmd *Command) error {
 	return nil
 }
 
-func (p *Process) wait(exit *exitWaiter) {
-	exit.wait()
-	state, err := p.child.Wait()
+func (p *Process) wait() {
+	ended := p.exit.wait()
+	var state *os.ProcessState
+	var err error
+	if ended && !p.adopted {
+		state, err = p.child.Wait()
+	}
 	p.mu.Lock()
-	p.state = state
-	p.err = p.reason(state, err)
+	p.over = true
+	if ended {
+		p.err = p.reason(state, err)
+	}
 	p.mu.Unlock()
+	if !ended || p.adopted {
+		_ = p.child.Release()
+	}
 	close(p.done)
 }
 
@@ -86,6 +97,12 @@ func (p *Process) reason(state *os.ProcessState, err error) error {
 	}
 	if err != nil {
 		return fmt.Errorf("wait for %s: %w", p.name, err)
+	}
+	if p.adopted {
+		if said := p.said(); said != "" {
+			return fmt.Errorf("%s: %w: %s", p.name, ErrUnknownExit, said)
+		}
+		return fmt.Errorf("%s: %w", p.name, ErrUnknownExit)
 	}
 	if state.Success() {
 		return nil
@@ -146,13 +163,15 @@ func (p *Process) Release() { _ = p.output.close() }
 // Kill ends the process and waits until it is gone. It is idempotent, and no error if the process has ended already.
 func (p *Process) Kill() error {
 	p.mu.Lock()
-	if p.state == nil {
+	if !p.over {
 		p.killed = true
+		// Under the lock, so that a process given up meanwhile is not met.
+		if err := p.child.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			p.mu.Unlock()
+			return fmt.Errorf("kill %s (process %d): %w", p.name, p.pid, err)
+		}
 	}
 	p.mu.Unlock()
-	if err := p.child.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("kill %s (process %d): %w", p.name, p.pid, err)
-	}
 	<-p.done
 	return nil
 }
