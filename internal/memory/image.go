@@ -1,11 +1,15 @@
 package memory
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/layer"
 )
 
 // Image is a "hot" memory image: a memfd sealed against every change, which children map privately. Nothing can write
@@ -37,6 +41,48 @@ func (i *Image) Dup() (*os.File, error) {
 		return nil, fmt.Errorf("duplicate %s: %w", i.file.Name(), err)
 	}
 	return os.NewFile(uintptr(fd), i.file.Name()), nil
+}
+
+// Share is a second handle on the same memory, with a Close of its own.
+func (i *Image) Share() (*Image, error) {
+	f, err := i.Dup()
+	if err != nil {
+		return nil, err
+	}
+	return &Image{size: i.size, file: f}, nil
+}
+
+// Allocated lists the pages that hold something, maybe zeros; all others are holes, and zero.
+func (i *Image) Allocated(ctx context.Context) ([]layer.Extent, error) {
+	f, err := i.Dup()
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return allocated(ctx, f, i.size)
+}
+
+func allocated(ctx context.Context, f *os.File, size int64) ([]layer.Extent, error) {
+	var list []layer.Extent
+	for off := int64(0); off < size; {
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		data, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("find data of %s: %w", f.Name(), err)
+		}
+		hole, err := unix.Seek(int(f.Fd()), data, unix.SEEK_HOLE)
+		if err != nil {
+			return nil, fmt.Errorf("find holes of %s: %w", f.Name(), err)
+		}
+		list = append(list, layer.Extent{Offset: data, Length: hole - data})
+		off = hole
+	}
+	return list, nil
 }
 
 // Size is the size of the guest's RAM in bytes.

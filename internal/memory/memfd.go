@@ -11,6 +11,12 @@ import (
 // PageSize is the unit in which memory is saved and compared.
 const PageSize = 4096
 
+// Names of memfds, by which the guest's RAM is found in a process.
+const (
+	imageName   = "forkd-image"
+	scratchName = "forkd-scratch"
+)
+
 // createMemfd makes an empty memfd of the given size that can be sealed later. No page is allocated yet: memory is
 // refused where it is first written, as an error of that write.
 func createMemfd(name string, size int64) (*os.File, error) {

@@ -8,6 +8,8 @@ import (
 	"sort"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"forkd.dev/forkd/internal/layer"
 )
 
@@ -19,8 +21,10 @@ type Pages struct {
 	index []pageRun // ascending, not overlapping
 	data  int64     // bytes of data pages
 
-	mu   sync.RWMutex
-	file *os.File // a sealed memfd with the data pages end to end; nil once closed
+	mu       sync.RWMutex
+	file     *os.File // a memfd with the data pages end to end; nil once closed
+	writable []byte   // what it was filled through; nil once it is sealed
+	mapped   []byte   // the data, once it was asked for
 }
 
 // pageRun is a run of pages and the place of its data in the file.
@@ -57,9 +61,72 @@ func (p *Pages) Close() error {
 	if p.file == nil {
 		return nil
 	}
-	f := p.file
+	err := errors.Join(unmap(&p.writable), unmap(&p.mapped), p.file.Close())
 	p.file = nil
-	return f.Close()
+	return err
+}
+
+func unmap(m *[]byte) error {
+	b := *m
+	*m = nil
+	if b == nil {
+		return nil
+	}
+	return unix.Munmap(b)
+}
+
+// Seal makes the memory immutable and frees what it does not need. Everything that reads the pages does it by itself;
+// it is no part of a copy because it takes time, which a pause has not.
+func (p *Pages) Seal() error {
+	_, release, err := p.hold()
+	if err != nil {
+		return err
+	}
+	release()
+	return nil
+}
+
+// hold returns the data pages, end to end, which stay until release is called.
+func (p *Pages) hold() (data []byte, release func(), err error) {
+	p.mu.RLock()
+	if p.file != nil && p.mapped == nil && p.data > 0 {
+		p.mu.RUnlock()
+		if err := p.settle(); err != nil {
+			return nil, nil, err
+		}
+		p.mu.RLock()
+	}
+	if p.file == nil {
+		p.mu.RUnlock()
+		return nil, nil, ErrClosed
+	}
+	return p.mapped, p.mu.RUnlock, nil
+}
+
+// settle seals the file and maps it for reading.
+func (p *Pages) settle() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.file == nil || p.mapped != nil {
+		return nil
+	}
+	if p.writable != nil {
+		if err := unmap(&p.writable); err != nil {
+			return err
+		}
+		if err := p.file.Truncate(p.data); err != nil {
+			return err
+		}
+		if err := seal(p.file); err != nil {
+			return err
+		}
+	}
+	m, err := unix.Mmap(int(p.file.Fd()), 0, int(p.data), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map pages: %w", err)
+	}
+	p.mapped = m
+	return nil
 }
 
 // View is a guest's memory as an image with pages over it. It owns neither.
@@ -79,14 +146,14 @@ func (v View) ReadAt(b []byte, off int64) (int, error) {
 	if off < 0 || off > v.Size() {
 		return 0, fmt.Errorf("read memory at %d: it has %d bytes", off, v.Size())
 	}
-	v.Pages.mu.RLock()
-	defer v.Pages.mu.RUnlock()
-	if v.Pages.file == nil {
-		return 0, ErrClosed
+	data, release, err := v.Pages.hold()
+	if err != nil {
+		return 0, err
 	}
+	defer release()
 	done := 0
 	for done < len(b) && off+int64(done) < v.Size() {
-		n, err := v.readPart(b[done:], off+int64(done))
+		n, err := v.readPart(b[done:], off+int64(done), data)
 		done += n
 		if err != nil {
 			return done, err
@@ -99,7 +166,7 @@ func (v View) ReadAt(b []byte, off int64) (int, error) {
 }
 
 // readPart reads as far as one run, or the gap before the next, reaches.
-func (v View) readPart(b []byte, off int64) (int, error) {
+func (v View) readPart(b []byte, off int64, data []byte) (int, error) {
 	i := v.Pages.find(off)
 	if i == len(v.Pages.index) {
 		return full(v.Image.ReadAt(b[:min(int64(len(b)), v.Size()-off)], off))
@@ -113,7 +180,7 @@ func (v View) readPart(b []byte, off int64) (int, error) {
 		clear(b)
 		return len(b), nil
 	}
-	return full(v.Pages.file.ReadAt(b, r.at+off-r.offset))
+	return copy(b, data[r.at+off-r.offset:]), nil
 }
 
 // full forgives an end of file that comes with everything asked for.

@@ -78,7 +78,7 @@ func load(ctx context.Context, store *layer.Store, d layer.Digest) (*Image, erro
 			return nil, fmt.Errorf("layer %s is of a memory of %d bytes, not %d", l.Digest, l.Size, size)
 		}
 	}
-	f, err := createMemfd("forkd-image", size)
+	f, err := createMemfd(imageName, size)
 	if err != nil {
 		return nil, err
 	}

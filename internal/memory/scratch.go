@@ -1,9 +1,15 @@
 package memory
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/layer"
 )
 
 // ErrClosed is returned for a Scratch or Image that was closed, or a Scratch already sealed.
@@ -20,7 +26,7 @@ type Scratch struct {
 // NewScratch makes a Scratch of size bytes, all zero. It reserves nothing: the host may still lack the memory when the
 // machine touches it, so admission is the caller's.
 func NewScratch(size int64) (*Scratch, error) {
-	f, err := createMemfd("forkd-scratch", size)
+	f, err := createMemfd(scratchName, size)
 	if err != nil {
 		return nil, err
 	}
@@ -64,4 +70,88 @@ func (s *Scratch) Seal() (*Image, error) {
 	img := &Image{size: s.size, file: s.file}
 	s.file = nil
 	return img, nil
+}
+
+// Reserve allocates these pages now, so that whoever writes them later neither waits for memory nor learns of its lack
+// by a signal.
+func (s *Scratch) Reserve(ctx context.Context, extents []layer.Extent) error {
+	if err := s.reserve(ctx, extents); err != nil {
+		return fmt.Errorf("reserve memory: %w", noRoom(err))
+	}
+	return nil
+}
+
+func (s *Scratch) reserve(ctx context.Context, extents []layer.Extent) error {
+	if err := checkExtents(extents, s.size); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file == nil {
+		return ErrClosed
+	}
+	const step = 64 << 20 // looks at ctx now and then
+	for _, e := range extents {
+		for ; e.Length > 0; e.Offset, e.Length = e.Offset+step, e.Length-step {
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+			if err := unix.Fallocate(int(s.file.Fd()), 0, e.Offset, min(e.Length, step)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Mapping is a Scratch in this process's address space.
+type Mapping struct {
+	mu    sync.Mutex
+	bytes []byte // nil once closed
+}
+
+// Map maps all of it, shared and writable. Touching a page that was not reserved may find the host without memory, and
+// that is a signal which ends the process: reserve, or write such pages through File.
+func (s *Scratch) Map() (*Mapping, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.file == nil {
+		return nil, ErrClosed
+	}
+	b, err := unix.Mmap(int(s.file.Fd()), 0, int(s.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map %s: %w", s.file.Name(), err)
+	}
+	return &Mapping{bytes: b}, nil
+}
+
+// Bytes is the memory. It must not be touched after Close.
+func (m *Mapping) Bytes() []byte { return m.bytes }
+
+// Populate enters pages that were reserved into the page table, so that the first touch of each costs nothing.
+func (m *Mapping) Populate(ctx context.Context, extents []layer.Extent) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.bytes == nil {
+		return ErrClosed
+	}
+	if err := checkExtents(extents, int64(len(m.bytes))); err != nil {
+		return fmt.Errorf("populate memory: %w", err)
+	}
+	for _, e := range extents {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err := populate(m.bytes[e.Offset : e.Offset+e.Length]); err != nil {
+			return fmt.Errorf("populate memory: %w", noRoom(err))
+		}
+	}
+	return nil
+}
+
+// Close unmaps it: Seal needs that. It is idempotent.
+func (m *Mapping) Close() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return unmap(&m.bytes)
 }
