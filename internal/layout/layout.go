@@ -74,6 +74,15 @@ func (h Home) Snapshots() string { return filepath.Join(h.Root, "snapshots") }
 // Snapshot is one of them.
 func (h Home) Snapshot(tag string) string { return filepath.Join(h.Snapshots(), tag) }
 
+// Unfinished has a note for every snapshot that is being written.
+func (h Home) Unfinished() string { return filepath.Join(h.Root, "unfinished") }
+
+// Suspended has a directory a suspended sandbox.
+func (h Home) Suspended() string { return filepath.Join(h.Root, "suspended") }
+
+// SuspendedSandbox is one of them.
+func (h Home) SuspendedSandbox(id string) string { return filepath.Join(h.Suspended(), id) }
+
 // Cache holds downloads and kernels, each verified by digest when used; it may be deleted while no build runs.
 func (h Home) Cache() string { return filepath.Join(h.Root, "cache") }
 
@@ -119,7 +128,9 @@ func (h Home) Make() error {
 	if err := os.MkdirAll(h.Root, 0o700); err != nil {
 		return fmt.Errorf("make home: %w", err)
 	}
-	for _, dir := range []string{h.Layers(), h.Images(), h.Snapshots(), h.Cache(), h.Hot(), h.Machines(), h.Temp()} {
+	for _, dir := range []string{
+		h.Layers(), h.Images(), h.Snapshots(), h.Unfinished(), h.Suspended(), h.Cache(), h.Hot(), h.Machines(), h.Temp(),
+	} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("make home: %w", err)
 		}

@@ -36,7 +36,8 @@ type Snapshot struct {
 	FormatVersion int           `json:"format_version"` // first, so that any reader finds it
 	Tag           string        `json:"tag"`
 	CreatedAt     time.Time     `json:"created_at"`
-	Parent        string        `json:"parent,omitempty"` // tag
+	Parent        string        `json:"parent,omitempty"`    // tag
+	ParentID      string        `json:"parent_id,omitempty"` // its id: another snapshot of that tag is no parent
 	Engine        engine.Format `json:"engine"`
 	Image         string        `json:"image"` // id
 	ImageDisk     layer.Digest  `json:"image_disk"`
@@ -215,17 +216,32 @@ func (s *Store) remove(dir string) error {
 	return syncDir(filepath.Dir(dir))
 }
 
-func (s *Store) add(ctx context.Context, dir string, manifest any, files map[string][]byte) (err error) {
+func (s *Store) add(ctx context.Context, dir string, manifest any, files map[string][]byte) error {
+	// RENAME_NOREPLACE: an empty directory of that name must not be replaced either.
+	_, err := s.place(ctx, dir, manifest, files, unix.RENAME_NOREPLACE)
+	return err
+}
+
+func (s *Store) replace(ctx context.Context, dir string, manifest any, files map[string][]byte) error {
+	old, err := s.place(ctx, dir, manifest, files, unix.RENAME_EXCHANGE)
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(old)
+}
+
+// place writes a record's directory and renames it to dir, durably; it returns the path it was written at.
+func (s *Store) place(ctx context.Context, dir string, manifest any, files map[string][]byte, flags uint) (tmp string, err error) {
 	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
+		return "", context.Cause(ctx)
 	}
 	text, err := json.MarshalIndent(manifest, "", "  ")
 	if err != nil {
-		return err
+		return "", err
 	}
-	tmp, err := os.MkdirTemp(s.home.Temp(), "record-")
+	tmp, err = os.MkdirTemp(s.home.Temp(), "record-")
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer func() {
 		if err != nil {
@@ -234,23 +250,22 @@ func (s *Store) add(ctx context.Context, dir string, manifest any, files map[str
 	}()
 	for name, data := range files {
 		if err := writeSynced(filepath.Join(tmp, name), data); err != nil {
-			return err
+			return "", err
 		}
 	}
 	if err := writeSynced(filepath.Join(tmp, manifestFile), append(text, '\n')); err != nil {
-		return err
+		return "", err
 	}
 	if err := syncDir(tmp); err != nil {
-		return err
+		return "", err
 	}
-	// RENAME_NOREPLACE: an empty directory of that name must not be replaced either.
-	if err := unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, dir, unix.RENAME_NOREPLACE); err != nil {
+	if err := unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, dir, flags); err != nil {
 		if errors.Is(err, fs.ErrExist) {
-			return ErrExists
+			return "", ErrExists
 		}
-		return fmt.Errorf("rename into place: %w", err)
+		return "", fmt.Errorf("rename into place: %w", err)
 	}
-	return syncDir(filepath.Dir(dir))
+	return tmp, syncDir(filepath.Dir(dir))
 }
 
 func writeSynced(path string, data []byte) error {
