@@ -88,9 +88,34 @@ type Committer interface {
 	CommitDisk(ctx context.Context, top, base string) error
 }
 
-// Adopter is implemented by engines that can take over a machine of an earlier daemon (Features.Adopt).
+// Adopter is implemented by engines that can take over a machine of an earlier daemon (Features.Adopt); their machines
+// are Detachers.
 type Adopter interface {
-	// Adopt returns the running machine that ref names, started from spec (its Disk as it is now). A capture that was in
-	// progress is cleared first, so that the guest answers. The error wraps ErrDead if the process is not there any more.
-	Adopt(ctx context.Context, spec *Spec, ref Ref) (Machine, error)
+	// Adopt returns the running machine that a names. A capture that was in progress is cleared first, so that the guest
+	// answers. The error wraps ErrDead if the process is not there any more. After an error the process is as it was, or
+	// dead: the caller buries it.
+	Adopt(ctx context.Context, a *Adoption) (Adopted, error)
+}
+
+// Adoption names a machine to adopt; plain data.
+type Adoption struct {
+	Spec   *Spec  // what it was started from
+	Ref    Ref    // its process
+	Format Format // its checkpoint's
+	Paused bool   // whether its CPUs are to stand still when Adopt returns; else they run
+}
+
+// Adopted is an adopted machine.
+type Adopted struct {
+	Machine Machine
+	// Disks are the files of its disk as it is now, top first: a capture that its daemon did not live to see the end of may
+	// have moved it to a new top.
+	Disks []string
+}
+
+// Detacher is implemented by machines that can be given up without being ended.
+type Detacher interface {
+	// Detach frees what this daemon holds of the machine, which runs on, for another to adopt. Done is closed and Err is
+	// nil afterwards; every other call fails, and Close does nothing.
+	Detach() error
 }

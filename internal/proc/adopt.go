@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,10 +22,10 @@ var (
 	ErrUnknownExit = errors.New("it ended, how is not known because an earlier daemon had started it")
 )
 
-// Adopt takes hold of a process that an earlier daemon started: PID and start time must name it and name must be that of
-// its program's file. What it wrote can still be read where it was started by Start. It is not ended by a failure here.
-func Adopt(ctx context.Context, pid int, startedAt uint64, name string) (*Process, error) {
-	p, err := adopt(ctx, pid, startedAt, name)
+// Adopt takes hold of a process that an earlier daemon started: PID and start time must name it, and its program's file
+// must have one of the names. What it wrote can still be read where it was started by Start. It is not ended by a failure here.
+func Adopt(ctx context.Context, pid int, startedAt uint64, names ...string) (*Process, error) {
+	p, err := adopt(ctx, pid, startedAt, names)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrProcessDone) {
 		err = ErrGone
 	}
@@ -34,7 +35,7 @@ func Adopt(ctx context.Context, pid int, startedAt uint64, name string) (*Proces
 	return p, nil
 }
 
-func adopt(ctx context.Context, pid int, startedAt uint64, name string) (*Process, error) {
+func adopt(ctx context.Context, pid int, startedAt uint64, names []string) (*Process, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -54,7 +55,7 @@ func adopt(ctx context.Context, pid int, startedAt uint64, name string) (*Proces
 		return nil, errors.Join(err, child.Release())
 	}
 	// Looked at after both descriptors were opened: from here on they cannot mean another process than the one seen.
-	out, err := inspect(pid, startedAt, name)
+	name, out, err := inspect(pid, startedAt, names)
 	if err != nil {
 		return nil, errors.Join(err, exit.file.Close(), child.Release())
 	}
@@ -66,31 +67,32 @@ func adopt(ctx context.Context, pid int, startedAt uint64, name string) (*Proces
 }
 
 // inspect says whether a process is the one meant, and opens its output.
-func inspect(pid int, startedAt uint64, name string) (*output, error) {
+func inspect(pid int, startedAt uint64, names []string) (string, *output, error) {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	now, err := startTime(pid)
 	if err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	if now != startedAt {
-		return nil, ErrGone
+		return "", nil, ErrGone
 	}
 	exe, err := os.Readlink(filepath.Join(dir, "exe")) // fails for one that only waits to be reaped
 	if err != nil {
-		return nil, err
+		return "", nil, err
 	}
 	// The program's file may have been replaced since, by an upgrade.
-	if got := filepath.Base(strings.TrimSuffix(exe, " (deleted)")); got != name {
-		return nil, fmt.Errorf("it runs %s and not %s", got, name)
+	name := filepath.Base(strings.TrimSuffix(exe, " (deleted)"))
+	if !slices.Contains(names, name) {
+		return "", nil, fmt.Errorf("it runs %s and not %s", name, strings.Join(names, " or "))
 	}
 	out := &output{reopened: true}
 	// Only what newOutput makes: opening something else might block, or act on a device.
 	if link, err := os.Readlink(filepath.Join(dir, "fd", "2")); err == nil && strings.HasPrefix(link, "/memfd:"+outputName) {
 		if out.file, err = os.Open(filepath.Join(dir, "fd", "2")); err != nil {
-			return nil, fmt.Errorf("open its output: %w", err)
+			return "", nil, fmt.Errorf("open its output: %w", err)
 		}
 	}
-	return out, nil
+	return name, out, nil
 }
 
 // written is how far an output that was opened again has come. The child's offset cannot be read once it has ended; the

@@ -47,6 +47,7 @@ func Run(t *testing.T, e engine.Engine) {
 		{"BadSpecIsRefused", testBadSpec},
 		{"RestoredCannotFreeze", testRestoredCannotFreeze},
 		{"Bury", testBury},
+		{"Adopt", testAdopt},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, f) })
 	}

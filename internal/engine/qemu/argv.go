@@ -135,7 +135,7 @@ func (p *platform) channelArgs() []string {
 	return []string{
 		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d,server=on,wait=off", fdQMP),
 		"-mon", "chardev=qmp,mode=control",
-		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", fdConsole),
+		"-chardev", fmt.Sprintf("socket,id=console,fd=%d,server=on,wait=off", fdConsole),
 		"-serial", "chardev:console",
 		"-chardev", fmt.Sprintf("socket,id=control,fd=%d,server=on,wait=off", fdControl),
 		"-device", "virtio-serial-pci,id=serial,max_ports=2,addr=0x3," + p.virtio(),

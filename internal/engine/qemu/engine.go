@@ -57,6 +57,7 @@ func (e *Engine) Probe(ctx context.Context) (*engine.Features, error) {
 	}
 	f := &engine.Features{
 		Binary: h.binary, Format: h.format(), AcceleratorReason: h.acceleratorReason, KVMUsable: h.kvm.Usable,
+		Adopt: true,
 	}
 	confined, how := proc.ConfinementAvailable()
 	if confined {

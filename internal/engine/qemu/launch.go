@@ -22,6 +22,7 @@ import (
 const (
 	controlSocket = "control.sock"
 	qmpSocket     = "qmp.sock"
+	consoleSocket = "console.sock"
 )
 
 // maxFiles is far more descriptors than a machine of ours opens.
@@ -46,7 +47,14 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		return nil, err
 	}
 	defer files.closeChildEnds()
-	undoes.Add(files.closeOurEnds)
+	undoes.Add(func() { _ = files.state.Close() })
+	// Connected before the process is there, so that nothing the guest prints is missed. A later daemon connects as well:
+	// a socket pair would end with this one.
+	screen, err := dialUnix(ctx, dir, consoleSocket)
+	if err != nil {
+		return nil, err
+	}
+	undoes.Add(func() { _ = screen.Close() })
 	process, err := proc.Start(ctx, &proc.Command{
 		Path: host.binary,
 		Args: args,
@@ -59,7 +67,7 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 	if err != nil {
 		return nil, err
 	}
-	mc := newMachine(host, spec, process, files)
+	mc := newMachine(host.format(), spec, process, files.state, screen)
 	undoes.Keep()
 	conn, err := dialUnix(ctx, dir, qmpSocket)
 	if err != nil {
@@ -99,8 +107,7 @@ func existing(paths []string) []string {
 // launchSet is what daemon and VM process share.
 type launchSet struct {
 	ram                          *os.File // the caller's
-	control, qmp, console, state *os.File // the child's; control and qmp listen; state is read by the daemon too
-	consoleOurs                  *os.File
+	control, qmp, console, state *os.File // the child's; all but state listen; state is read by the daemon too
 }
 
 func (l *launchSet) child() []*os.File {
@@ -113,11 +120,6 @@ func (l *launchSet) closeChildEnds() {
 	}
 }
 
-func (l *launchSet) closeOurEnds() {
-	_ = l.consoleOurs.Close()
-	_ = l.state.Close()
-}
-
 func launchFiles(dir, ram *os.File) (_ *launchSet, err error) {
 	var undoes undo.Stack
 	defer undoes.Run()
@@ -125,18 +127,12 @@ func launchFiles(dir, ram *os.File) (_ *launchSet, err error) {
 	for _, s := range []struct {
 		name string
 		file **os.File
-	}{{controlSocket, &l.control}, {qmpSocket, &l.qmp}} {
+	}{{controlSocket, &l.control}, {qmpSocket, &l.qmp}, {consoleSocket, &l.console}} {
 		if *s.file, err = listen(dir, s.name); err != nil {
 			return nil, err
 		}
 		undoes.Add(func() { _ = (*s.file).Close() })
 	}
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return nil, fmt.Errorf("make console socket: %w", err)
-	}
-	l.console, l.consoleOurs = os.NewFile(uintptr(pair[0]), "console"), os.NewFile(uintptr(pair[1]), "console")
-	undoes.Add(func() { _, _ = l.console.Close(), l.consoleOurs.Close() })
 	fd, err := unix.MemfdCreate("forkd-state", unix.MFD_CLOEXEC)
 	if err != nil {
 		return nil, fmt.Errorf("make state file: %w", err)

@@ -25,7 +25,7 @@ type machine struct {
 	monitor *qmp.Client // nil only until launch has connected
 	state   *os.File    // the memfd that Freeze has QEMU write the device state to
 	console *console
-	screen  *os.File      // our end of the guest's serial line
+	screen  net.Conn      // our end of the guest's serial line
 	printed chan struct{} // closed when the console has been read to its end
 	resumed chan struct{} // closed when the guest's CPUs run for the first time
 	done    chan struct{} // closed when the process is gone and err is set
@@ -41,9 +41,9 @@ type machine struct {
 	err     error
 }
 
-func newMachine(host *host, spec *engine.Spec, process *proc.Process, files *launchSet) *machine {
+func newMachine(format engine.Format, spec *engine.Spec, process *proc.Process, state *os.File, screen net.Conn) *machine {
 	m := &machine{
-		spec: *spec, format: host.format(), process: process, state: files.state, screen: files.consoleOurs,
+		spec: *spec, format: format, process: process, state: state, screen: screen,
 		console: &console{}, printed: make(chan struct{}), resumed: make(chan struct{}), done: make(chan struct{}),
 	}
 	m.format.CPUs, m.format.MemoryBytes = spec.CPUs, spec.MemoryBytes
@@ -119,7 +119,11 @@ func (m *machine) reason() error {
 	m.mu.Lock()
 	why := m.why
 	m.mu.Unlock()
-	if err := m.process.Err(); err != nil {
+	err := m.process.Err()
+	if errors.Is(err, proc.ErrUnknownExit) && why != "" { // QEMU itself has said how.
+		err = nil
+	}
+	if err != nil {
 		if why != "" {
 			return fmt.Errorf("%w: %s: %w", engine.ErrDead, why, err)
 		}
@@ -177,6 +181,9 @@ func (m *machine) DialGuest(ctx context.Context) (net.Conn, error) {
 }
 
 func (m *machine) dialControl(ctx context.Context) (net.Conn, error) {
+	if isClosed(m.done) { // Dead, or given up: the process of the second would answer.
+		return nil, fmt.Errorf("connect to guest of %s: %w", m.spec.ID, errors.Join(engine.ErrDead, m.Err()))
+	}
 	dir, err := os.Open(m.spec.Dir)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,216 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/qemu/qmp"
+	"forkd.dev/forkd/internal/proc"
+	"forkd.dev/forkd/internal/undo"
+)
+
+// adoptLimit is how long a QEMU may take to answer the daemon that adopts it. Milliseconds are usual.
+const adoptLimit = 10 * time.Second
+
+// Adopt implements engine.Adopter. It asks no probe: the machine runs already, whatever this host offers now.
+func (e *Engine) Adopt(ctx context.Context, a *engine.Adoption) (engine.Adopted, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, adoptLimit, fmt.Errorf("QEMU does not answer for %s", adoptLimit))
+	defer cancel()
+	m, disks, err := e.adopt(ctx, a)
+	if err != nil {
+		return engine.Adopted{}, fmt.Errorf("adopt machine %s: %w", a.Spec.ID, err)
+	}
+	return engine.Adopted{Machine: m, Disks: disks}, nil
+}
+
+func (e *Engine) adopt(ctx context.Context, a *engine.Adoption) (*machine, []string, error) {
+	if a.Ref.Engine != Name {
+		return nil, nil, fmt.Errorf("it is one of engine %q, this engine is %s", a.Ref.Engine, Name)
+	}
+	process, err := proc.Adopt(ctx, a.Ref.PID, a.Ref.StartTime, e.programs(a.Format.Arch)...)
+	if errors.Is(err, proc.ErrGone) {
+		err = fmt.Errorf("%w: %w", engine.ErrDead, err)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	var undoes undo.Stack
+	defer undoes.Run()
+	undoes.Add(func() {
+		process.Detach()
+		process.Release()
+	})
+	m, err := connect(ctx, a, process)
+	if err != nil {
+		return nil, nil, err
+	}
+	undoes.Keep()
+	disks, err := m.takeUp(ctx, a.Paused)
+	if err != nil {
+		return nil, nil, errors.Join(m.failed(err), m.Detach())
+	}
+	return m, disks, nil
+}
+
+// programs are the names that the file of a VM process of ours may have.
+func (e *Engine) programs(arch string) []string {
+	em := emulators[arch]
+	names := []string{em.name}
+	if path, err := find(e.cfg.Binary, em); err == nil { // It may have been uninstalled meanwhile.
+		names = append(names, filepath.Base(path))
+	}
+	return names
+}
+
+// connect makes a machine of a process, with connections as those of the daemon before.
+func connect(ctx context.Context, a *engine.Adoption, process *proc.Process) (*machine, error) {
+	var undoes undo.Stack
+	defer undoes.Run()
+	dir, err := os.Open(a.Spec.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = dir.Close() }()
+	state, err := reopenMemfd(process.PID(), fdState, "forkd-state")
+	if err != nil {
+		return nil, err
+	}
+	undoes.Add(func() { _ = state.Close() })
+	// Bounded by ctx: QEMU takes the connections when it gets to it.
+	screen, err := dialUnix(ctx, dir, consoleSocket)
+	if err != nil {
+		return nil, err
+	}
+	undoes.Add(func() { _ = screen.Close() })
+	monitor, err := dialUnix(ctx, dir, qmpSocket)
+	if err != nil {
+		return nil, err
+	}
+	undoes.Keep()
+	m := newMachine(a.Format, a.Spec, process, state, screen)
+	m.monitor = qmp.New(monitor)
+	go m.watch()
+	return m, nil
+}
+
+// reopenMemfd opens a memory file that a VM process of ours was given as its descriptor fd.
+func reopenMemfd(pid, fd int, name string) (*os.File, error) {
+	path := filepath.Join("/proc", strconv.Itoa(pid), "fd", strconv.Itoa(fd))
+	link, err := os.Readlink(path)
+	if err != nil {
+		return nil, err
+	}
+	if !strings.HasPrefix(link, "/memfd:"+name) {
+		return nil, fmt.Errorf("descriptor %d is %s and not %s: the process is none of ours", fd, link, name)
+	}
+	return os.OpenFile(path, os.O_RDWR, 0)
+}
+
+// takeUp ends what the daemon before had begun with the machine, lets it run or stand still as it is meant to, and
+// says which files its disk is made of.
+func (m *machine) takeUp(ctx context.Context, paused bool) ([]string, error) {
+	if err := m.monitor.Handshake(ctx); err != nil {
+		return nil, err
+	}
+	var status struct {
+		Status  string `json:"status"`
+		Running bool   `json:"running"`
+	}
+	if err := m.monitor.Do(ctx, qmp.Command{Name: "query-status"}, &status); err != nil {
+		return nil, err
+	}
+	switch status.Status {
+	case "inmigrate", "prelaunch":
+		return nil, errors.New("it had not been loaded yet")
+	case "shutdown", "internal-error", "guest-panicked":
+		return nil, fmt.Errorf("%w: its state is %s", engine.ErrDead, status.Status)
+	}
+	if err := m.setRunning(ctx, status.Running, !paused); err != nil {
+		return nil, err
+	}
+	return m.diskFiles(ctx)
+}
+
+func (m *machine) setRunning(ctx context.Context, is, want bool) error {
+	switch {
+	case is && !want:
+		return m.monitor.Do(ctx, qmp.Command{Name: "stop"}, nil)
+	case !is && want:
+		return m.monitor.Do(ctx, qmp.Command{Name: "cont"}, nil)
+	}
+	return nil
+}
+
+// diskImage is one file of a disk in QEMU's answer to query-block.
+type diskImage struct {
+	Filename string     `json:"filename"`
+	Backing  *diskImage `json:"backing-image"`
+}
+
+// diskFiles asks for the files the disk is made of, top first.
+func (m *machine) diskFiles(ctx context.Context) ([]string, error) {
+	var blocks []struct {
+		Inserted *struct {
+			Image diskImage `json:"image"`
+		} `json:"inserted"`
+	}
+	if err := m.monitor.Do(ctx, qmp.Command{Name: "query-block"}, &blocks); err != nil {
+		return nil, err
+	}
+	if len(blocks) != 1 || blocks[0].Inserted == nil {
+		return nil, fmt.Errorf("QEMU names %d disks, a machine has one", len(blocks))
+	}
+	var files []string
+	for image := &blocks[0].Inserted.Image; image != nil; image = image.Backing {
+		name, err := fileName(image.Filename)
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, name)
+	}
+	return files, nil
+}
+
+// fileName is the path in a name of QEMU's, which is JSON where a plain path would not say all options.
+func fileName(name string) (string, error) {
+	text, ok := strings.CutPrefix(name, "json:")
+	if !ok {
+		return name, nil
+	}
+	type node struct {
+		Filename string `json:"filename"`
+	}
+	var n struct {
+		node
+		File node `json:"file"`
+	}
+	if err := json.Unmarshal([]byte(text), &n); err != nil {
+		return "", fmt.Errorf("decode QEMU's name of a disk %q: %w", name, err)
+	}
+	if n.Filename == "" {
+		n.Filename = n.File.Filename
+	}
+	if n.Filename == "" {
+		return "", fmt.Errorf("QEMU's name of a disk %q has no path", name)
+	}
+	return n.Filename, nil
+}
+
+// Detach implements engine.Detacher.
+func (m *machine) Detach() error {
+	m.mu.Lock()
+	m.ended = true
+	m.mu.Unlock()
+	m.process.Detach()
+	// The guest's last words are for the next daemon.
+	_ = m.screen.Close()
+	return m.Close()
+}
