@@ -96,6 +96,12 @@ type BranchRequest struct {
 	ParentTag   string `json:"parent_tag,omitempty"`
 }
 
+// RemoveReply is the reply to DELETE /v1/snapshots/{tag} with cascade=true (remove what stands on it, too) or force=true
+// (remove it alone; what stands on it keeps what it needs), status 200. Without either the reply is an empty 204.
+type RemoveReply struct {
+	Removed []string `json:"removed"` // tags that are gone
+}
+
 // CompactRequest is the body of POST /v1/snapshots/{tag}/compact.
 type CompactRequest struct {
 	To string `json:"to"` // tag of the new, self-contained snapshot
@@ -150,11 +156,15 @@ type Sandbox struct {
 	MemoryOwnBytes int64             `json:"memory_own_bytes,omitempty"` // private to this child, its VM process included
 	Accelerator    string            `json:"accelerator,omitempty"`
 	DiskOwnBytes   int64             `json:"disk_own_bytes,omitempty"` // what it wrote to its disk
-	ReadyMS        float64           `json:"ready_ms,omitempty"`       // request to awake, waiting for siblings included
-	BranchCount    int               `json:"branch_count,omitempty"`
-	LatestBranch   string            `json:"latest_branch,omitempty"` // tag; the parent of its next branch
-	CloneReport    *CloneReport      `json:"clone_report,omitempty"`
-	Error          *Error            `json:"error,omitempty"`
+	// What it has in common with others: pages it maps now, and blocks its snapshot and that one's ancestors hold.
+	MemorySharedBytes int64 `json:"memory_shared_bytes,omitempty"`
+	DiskSharedBytes   int64 `json:"disk_shared_bytes,omitempty"`
+
+	ReadyMS      float64      `json:"ready_ms,omitempty"` // request to awake, waiting for siblings included
+	BranchCount  int          `json:"branch_count,omitempty"`
+	LatestBranch string       `json:"latest_branch,omitempty"` // tag; the parent of its next branch
+	CloneReport  *CloneReport `json:"clone_report,omitempty"`
+	Error        *Error       `json:"error,omitempty"`
 }
 
 // CloneReport says what a child has of its own and what it still shares with its siblings.
@@ -260,6 +270,11 @@ type HostInfo struct {
 	HotBytes     int64          `json:"hot_bytes"`
 	HotMaxBytes  int64          `json:"hot_max_bytes"`
 	SandboxesMax int            `json:"sandboxes_max"`
+
+	// Of the daemon, at the time of asking: they decide what a measurement is worth.
+	StoreFilesystem   string    `json:"store_filesystem"`   // below its home, e.g. ext4
+	RuntimeFilesystem string    `json:"runtime_filesystem"` // below its sockets
+	LoadAverage       []float64 `json:"load_average"`       // over 1, 5 and 15 minutes
 }
 
 // VersionInfo is the reply of GET /version.

@@ -27,6 +27,7 @@ func kinds() []struct {
 		{store.ErrCorrupt, api.CodeCorrupt},
 		{engine.ErrIncompatible, api.CodeIncompatible},
 		{engine.ErrUnavailable, api.CodeUnavailable},
+		{engine.ErrLiveUnavailable, api.CodeIncompatible},
 		{host.ErrExhausted, api.CodeExhausted},
 		{host.ErrInvalid, api.CodeInvalid},
 		{lineage.ErrName, api.CodeInvalid},
@@ -98,6 +99,9 @@ func toAPI(err error) *api.Error {
 	}
 	if c, ok := errors.AsType[*host.ConsoleError](err); ok {
 		out.Console = c.Tail
+	}
+	if out.Hint == "" && errors.Is(err, engine.ErrLiveUnavailable) {
+		out.Hint = "mode auto takes what this host can, mode diff works on every host; see what it offers with: forkd doctor"
 	}
 	for _, k := range kinds() {
 		if errors.Is(err, k.is) {

@@ -43,13 +43,20 @@ func (s *Server) Handler() http.Handler {
 	route("GET /v1/images", s.images)
 	route("DELETE /v1/images/{id}", s.removeImage)
 	route("GET /v1/snapshots", s.snapshots)
+	route("GET /v1/snapshots/{tag}", s.snapshotInfo)
 	route("GET /v1/snapshots/{tag}/info", s.snapshotInfo)
+	route("POST /v1/snapshots/{tag}/compact", s.compact)
 	route("DELETE /v1/snapshots/{tag}", s.removeSnapshot)
 	route("GET /v1/tree", s.tree)
 	route("POST /v1/sandboxes", s.fork)
 	route("GET /v1/sandboxes", s.sandboxes)
 	route("GET /v1/sandboxes/{id}", s.sandbox)
 	route("DELETE /v1/sandboxes/{id}", s.kill)
+	route("POST /v1/sandboxes/{id}/branch", s.branch)
+	route("POST /v1/sandboxes/{id}/pause", s.change(s.Host.Pause))
+	route("POST /v1/sandboxes/{id}/resume", s.change(s.Host.Resume))
+	route("POST /v1/sandboxes/{id}/suspend", s.change(s.Host.Suspend))
+	route("POST /v1/sandboxes/{id}/wake", s.change(s.Host.Wake))
 	route("POST /v1/sandboxes/{id}/exec", s.exec)
 	route("POST /v1/sandboxes/{id}/eval", s.eval)
 	route("POST /v1/sandboxes/{id}/ping", s.ping)
@@ -170,6 +177,7 @@ func (s *Server) doctor(ctx context.Context) api.HostInfo {
 			info.OK = false
 		}
 	}
+	s.addFacts(&info)
 	return info
 }
 

@@ -94,7 +94,8 @@ func sandbox(v host.View) api.Sandbox {
 		ID: v.ID, Index: v.Index, Count: v.Count, SnapshotTag: v.SnapshotTag, State: string(v.State), Reason: v.Reason,
 		CreatedAtUnix: v.Created.Unix(), PID: v.PID, Hostname: v.Hostname, Labels: v.Labels, CPUs: v.Format.CPUs,
 		MemoryBytes: v.Format.MemoryBytes, MemoryOwnBytes: v.Usage.OwnBytes, Accelerator: v.Format.Accelerator,
-		ReadyMS: float64(v.Ready.Microseconds()) / 1000,
+		ReadyMS: float64(v.Ready.Microseconds()) / 1000, MemorySharedBytes: v.Usage.SharedBytes, DiskOwnBytes: v.DiskOwn,
+		BranchCount: v.Branches, LatestBranch: v.LatestBranch,
 	}
 	if !v.Expires.IsZero() {
 		out.ExpiresAtUnix = v.Expires.Unix()
@@ -118,8 +119,14 @@ func (s *Server) sandboxes(w http.ResponseWriter, r *http.Request) error {
 		labels[k] = v
 	}
 	list := []api.Sandbox{}
+	disks := map[string]int64{}
+	for _, v := range s.Host.Snapshots() {
+		disks[v.Tag] = v.DiskOwn + v.DiskShared
+	}
 	for _, v := range s.Host.Sandboxes(labels) {
-		list = append(list, sandbox(v))
+		out := sandbox(v)
+		out.DiskSharedBytes = disks[v.SnapshotTag]
+		list = append(list, out)
 	}
 	return reply(w, http.StatusOK, list)
 }
@@ -129,7 +136,16 @@ func (s *Server) sandbox(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, sandbox(v))
+	return reply(w, http.StatusOK, s.sandboxView(v))
+}
+
+// sandboxView is a sandbox with what its disk has of its snapshot's.
+func (s *Server) sandboxView(v host.View) api.Sandbox {
+	out := sandbox(v)
+	if snap, err := s.Host.Snapshot(v.SnapshotTag); err == nil { // it may be gone by now
+		out.DiskSharedBytes = snap.DiskOwn + snap.DiskShared
+	}
+	return out
 }
 
 func (s *Server) kill(w http.ResponseWriter, r *http.Request) error {

@@ -5,6 +5,7 @@ import (
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/host"
+	"forkd.dev/forkd/internal/lineage"
 )
 
 func (s *Server) snapshots(w http.ResponseWriter, _ *http.Request) error {
@@ -16,15 +17,29 @@ func (s *Server) snapshots(w http.ResponseWriter, _ *http.Request) error {
 }
 
 func snapshot(v host.SnapshotView) api.Snapshot {
-	return api.Snapshot{
-		Tag: v.Tag, ID: v.ID(), Status: "ready", Bootable: true, CreatedAtUnix: v.CreatedAt.Unix(), Parent: v.Parent,
-		Image: v.Image, Recipe: v.Recipe, Warm: v.Warm, CPUs: v.Engine.CPUs, MemoryBytes: v.Engine.MemoryBytes,
-		MemoryOwnBytes: v.MemoryOwn, DiskOwnBytes: v.DiskOwn, StoredBytes: v.Stored, Hot: v.Hot, Sandboxes: v.Sandboxes,
+	out := api.Snapshot{
+		Tag: v.Tag, Status: string(v.Status), Bootable: v.Status == lineage.Ready, CreatedAtUnix: v.CreatedAt.Unix(),
+		Parent: v.Parent, Image: v.Image, Recipe: v.Recipe, Warm: notNil(v.Warm), CPUs: v.Engine.CPUs,
+		MemoryBytes: v.Engine.MemoryBytes, MemoryOwnBytes: v.MemoryOwn, DiskOwnBytes: v.DiskOwn, StoredBytes: v.Stored,
+		Hot: v.Hot, Sandboxes: v.Sandboxes, MemorySharedBytes: v.MemoryShared, DiskSharedBytes: v.DiskShared,
+		Progress: v.Progress, Error: v.Reason,
 	}
+	if v.Status == lineage.Ready { // before that there is no manifest yet whose digest it could be
+		out.ID = v.ID()
+	}
+	if b := v.Branch; b != nil {
+		out.BranchedFrom, out.Mode, out.ModeReason = b.From, b.Mode, b.ModeReason
+		out.PauseMS, out.FrozenMS, out.SetupMS, out.CopyMS, out.WriteMS = b.PauseMS, b.FrozenMS, b.SetupMS, b.CopyMS, b.WriteMS
+	}
+	return out
 }
 
 func (s *Server) snapshotInfo(w http.ResponseWriter, r *http.Request) error {
-	v, err := s.Host.Snapshot(r.PathValue("tag"))
+	most, err := waitTime(r)
+	if err != nil {
+		return err
+	}
+	v, err := s.wait(r.Context(), r.PathValue("tag"), most)
 	if err != nil {
 		return err
 	}
@@ -43,8 +58,16 @@ func notNil(s []string) []string {
 }
 
 func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request) error {
-	if _, err := s.Host.RemoveSnapshot(r.Context(), r.PathValue("tag"), host.RemoveOptions{}); err != nil {
+	opts, err := removeOptions(r)
+	if err != nil {
 		return err
+	}
+	removed, err := s.Host.RemoveSnapshot(r.Context(), r.PathValue("tag"), opts)
+	if err != nil {
+		return err
+	}
+	if opts.Cascade || opts.Force {
+		return reply(w, http.StatusOK, api.RemoveReply{Removed: notNil(removed)})
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
@@ -77,7 +100,8 @@ func nodes(in []host.Node) []api.TreeNode {
 	out := []api.TreeNode{}
 	for _, n := range in {
 		out = append(out, api.TreeNode{
-			Kind: n.Kind, Name: n.Name, State: n.State, OwnBytes: n.OwnBytes, Children: nodes(n.Children),
+			Kind: n.Kind, Name: n.Name, State: n.State, OwnBytes: n.OwnBytes, MemoryOwnBytes: n.MemoryOwn,
+			MemorySharedBytes: n.MemoryShared, DiskOwnBytes: n.DiskOwn, DiskSharedBytes: n.DiskShared, Children: nodes(n.Children),
 		})
 	}
 	return out
