@@ -40,18 +40,15 @@ func (a *App) build() *cobra.Command {
 					return err
 				}
 			}
-			c, err := a.connect(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			snap, err := a.doBuild(cmd.Context(), c, dir, name, opts)
-			if err != nil {
-				return err
-			}
-			return a.show(snap, func(w io.Writer) error {
-				_, err := fmt.Fprintln(w, snap.Tag)
-				return err
+			return a.withDaemon(cmd.Context(), func(c *client.Client) error {
+				snap, err := a.doBuild(cmd.Context(), c, dir, name, opts)
+				if err != nil {
+					return err
+				}
+				return a.show(snap, func(w io.Writer) error {
+					_, err := fmt.Fprintln(w, snap.Tag)
+					return err
+				})
 			})
 		},
 	}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/client"
 	"forkd.dev/forkd/internal/layout"
@@ -47,6 +49,23 @@ func (a *App) connect(ctx context.Context) (*client.Client, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// withDaemon connects, does one thing and closes.
+func (a *App) withDaemon(ctx context.Context, do func(c *client.Client) error) error {
+	c, err := a.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return do(c)
+}
+
+// verb is the body of a verb that has nothing to check before it connects.
+func (a *App) verb(do func(ctx context.Context, c *client.Client, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		return a.withDaemon(cmd.Context(), func(c *client.Client) error { return do(cmd.Context(), c, args) })
+	}
 }
 
 // absent reports whether there is no daemon, or none any more: one that was killed accepts connections until the kernel

@@ -31,16 +31,12 @@ func (a *App) cp() *cobra.Command {
 			if (srcID == "") == (dstID == "") {
 				return usage("exactly one of the two is in a sandbox, written ID:PATH")
 			}
-			c, err := a.connect(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			if srcID != "" {
-				err = a.download(cmd.Context(), c.Guest(srcID), src, dst, recursive)
-			} else {
-				err = a.upload(cmd.Context(), c.Guest(dstID), src, dst, recursive)
-			}
+			err := a.withDaemon(cmd.Context(), func(c *client.Client) error {
+				if srcID != "" {
+					return a.download(cmd.Context(), c.Guest(srcID), src, dst, recursive)
+				}
+				return a.upload(cmd.Context(), c.Guest(dstID), src, dst, recursive)
+			})
 			if err != nil || dst == "-" {
 				return err
 			}

@@ -1,24 +1,21 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/client"
 )
 
 func (a *App) doctor() *cobra.Command {
 	return &cobra.Command{
 		Use: "doctor", Short: "Check what this host offers; exit code 1 if something needed is missing", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.connect(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			info, err := c.Host(cmd.Context())
+		RunE: a.verb(func(ctx context.Context, c *client.Client, _ []string) error {
+			info, err := c.Host(ctx)
 			if err != nil {
 				return err
 			}
@@ -29,7 +26,7 @@ func (a *App) doctor() *cobra.Command {
 				return silentError(exitFailed)
 			}
 			return nil
-		},
+		}),
 	}
 }
 

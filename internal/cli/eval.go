@@ -24,7 +24,7 @@ func (a *App) eval() *cobra.Command {
 		Long: "Evaluate code in a context of a sandbox: the interpreter that was warm when its snapshot was frozen, or a new\n" +
 			"one. State stays between calls. CODE of - is read from standard input. Exit code 1 if the code raised.",
 		Example: "  forkd eval sbx2abc 'x = numpy.arange(10); x.sum()'\n  forkd eval --child sbx2abc -- 'x.mean()'",
-		Args:    cobra.MinimumNArgs(1),
+		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if child == "" {
 				child, args = args[0], args[1:]
@@ -43,21 +43,15 @@ func (a *App) eval() *cobra.Command {
 				}
 				code = string(text)
 			}
-			c, err := a.connect(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			if restart {
-				cfg := wire.ContextConfig{ID: name, Language: "python"}
-				g := c.Guest(child)
-				// An interpreter that is alive is removed first; there may be none.
-				_ = call.Unary(cmd.Context(), g, wire.MethodContextClose, wire.ContextRequest{ID: name}, nil)
-				if err := call.Unary(cmd.Context(), g, wire.MethodContextNew, cfg, nil); err != nil {
-					return fmt.Errorf("start the context again: %w", err)
+			req := wire.EvalRequest{Context: name, Code: code, TimeoutMS: timeout.Milliseconds()}
+			return a.withDaemon(cmd.Context(), func(c *client.Client) error {
+				if restart {
+					if err := restartContext(cmd.Context(), c.Guest(child), name); err != nil {
+						return err
+					}
 				}
-			}
-			return a.evalIn(cmd.Context(), c, child, wire.EvalRequest{Context: name, Code: code, TimeoutMS: timeout.Milliseconds()})
+				return a.evalIn(cmd.Context(), c, child, req)
+			})
 		},
 	}
 	cmd.Flags().StringVar(&child, "child", "", "the sandbox, instead of the first argument")
@@ -65,6 +59,15 @@ func (a *App) eval() *cobra.Command {
 	cmd.Flags().BoolVar(&restart, "restart", false, "start the context again first; its variables are gone")
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "interrupt the code after this time")
 	return cmd
+}
+
+// restartContext starts an interpreter anew; one that is alive is removed first, there may be none.
+func restartContext(ctx context.Context, g *client.Guest, name string) error {
+	_ = call.Unary(ctx, g, wire.MethodContextClose, wire.ContextRequest{ID: name}, nil)
+	if err := call.Unary(ctx, g, wire.MethodContextNew, wire.ContextConfig{ID: name, Language: "python"}, nil); err != nil {
+		return fmt.Errorf("start the context again: %w", err)
+	}
+	return nil
 }
 
 func (a *App) evalIn(ctx context.Context, c *client.Client, id string, req wire.EvalRequest) error {

@@ -67,14 +67,10 @@ func (a *App) exec() *cobra.Command {
 			"number if a signal ended it, 125 if forkd itself failed.",
 		Example: "  forkd exec sbx2abc -- python3 -c 'print(1+1)'\n  tar c . | forkd exec -i sbx2abc -- tar x -C /srv",
 		Args:    cobra.MinimumNArgs(2), Annotations: map[string]string{guestCode: "yes"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.connect(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			return a.runIn(cmd.Context(), c, args[0], f, args[1:])
-		},
+		ValidArgsFunction: a.completeSandboxes(1),
+		RunE: a.verb(func(ctx context.Context, c *client.Client, args []string) error {
+			return a.runIn(ctx, c, args[0], f, args[1:])
+		}),
 	}
 	f.add(cmd, true)
 	return cmd
@@ -84,13 +80,9 @@ func (a *App) shell() *cobra.Command {
 	f := execFlags{stdin: true, tty: true}
 	cmd := &cobra.Command{
 		Use: "shell ID", Short: "Open a shell in a sandbox", Args: cobra.ExactArgs(1),
-		Annotations: map[string]string{guestCode: "yes"},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.connect(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
+		Annotations:       map[string]string{guestCode: "yes"},
+		ValidArgsFunction: a.completeSandboxes(1),
+		RunE: a.verb(func(ctx context.Context, c *client.Client, args []string) error {
 			if !term.IsTerminal(int(a.In.Fd())) {
 				f.tty = false
 			}
@@ -99,8 +91,8 @@ func (a *App) shell() *cobra.Command {
 			if f.tty {
 				script = "exec $(command -v bash || echo /bin/sh) -il"
 			}
-			return a.runIn(cmd.Context(), c, args[0], f, []string{"/bin/sh", "-c", script})
-		},
+			return a.runIn(ctx, c, args[0], f, []string{"/bin/sh", "-c", script})
+		}),
 	}
 	cmd.Flags().StringVarP(&f.cwd, "workdir", "w", "", "working directory")
 	cmd.Flags().StringVarP(&f.user, "user", "u", "", "user to run as")
@@ -260,10 +252,17 @@ func (a *App) run() *cobra.Command {
 	var keep bool
 	cmd := &cobra.Command{
 		Use: "run SNAPSHOT -- COMMAND [ARG…]", Short: "Fork one child, run a command in it, end it; exit code is the command's",
-		Example: "  forkd run python-numpy -- python3 -c 'import numpy; print(numpy.__version__)'",
-		Args:    cobra.MinimumNArgs(2), Annotations: map[string]string{guestCode: "yes"},
+		ValidArgsFunction: a.completeTags(1),
+		Example:           "  forkd run python-numpy -- python3 -c 'import numpy; print(numpy.__version__)'",
+		Args:              cobra.MinimumNArgs(2), Annotations: map[string]string{guestCode: "yes"},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.forkAndRun(cmd.Context(), args[0], args[1:], ff, f, keep)
+			req, err := ff.request(args[0], 1)
+			if err != nil {
+				return err
+			}
+			return a.withDaemon(cmd.Context(), func(c *client.Client) error {
+				return a.forkAndRun(cmd.Context(), c, req, args[1:], f, keep)
+			})
 		},
 	}
 	ff.add(cmd)
@@ -272,19 +271,10 @@ func (a *App) run() *cobra.Command {
 	return cmd
 }
 
-func (a *App) forkAndRun(ctx context.Context, tag string, argv []string, ff forkFlags, f execFlags, keep bool) (err error) {
-	req, err := ff.request(tag, 1)
-	if err != nil {
-		return err
-	}
-	c, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
+func (a *App) forkAndRun(ctx context.Context, c *client.Client, req api.ForkRequest, argv []string, f execFlags, keep bool) (err error) {
 	children, err := c.Fork(ctx, req)
 	if err != nil {
-		return a.elsewhere(err, c, tag)
+		return a.elsewhere(err, c, req.SnapshotTag)
 	}
 	if children[0].Error != nil {
 		return children[0].Error

@@ -1,8 +1,8 @@
 package cli
 
 import (
+	"context"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/client"
 )
 
 // forkFlags are those of every verb that forks.
@@ -89,7 +90,8 @@ func (a *App) fork() *cobra.Command {
 		Use: "fork [TAG] [-n N]", Short: "Fork children from a snapshot", Args: cobra.MaximumNArgs(1),
 		Long: "Fork children from a snapshot. Each is a machine of its own: memory, disk, entropy, clock, host name, ids.\n" +
 			"Prints one line a child; exit code 1 if any failed.",
-		Example: "  forkd fork python-numpy -n 3\n  forkd fork --tag python-numpy --ttl 10m --label job=7 --env TOKEN=x",
+		Example:           "  forkd fork python-numpy -n 3\n  forkd fork --tag python-numpy --ttl 10m --label job=7 --env TOKEN=x",
+		ValidArgsFunction: a.completeTags(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				if tag != "" {
@@ -105,44 +107,41 @@ func (a *App) fork() *cobra.Command {
 				return err
 			}
 			req.PerChildNetns, req.LiveFork = netns, live
-			return a.doFork(cmd, req)
+			return a.withDaemon(cmd.Context(), func(c *client.Client) error { return a.doFork(cmd.Context(), c, req) })
 		},
 	}
 	f.add(cmd)
 	cmd.Flags().StringVar(&tag, "tag", "", "the snapshot to fork")
+	a.completeTagFlag(cmd, "tag")
 	cmd.Flags().IntVarP(&n, "n", "n", 1, "how many children")
 	cmd.Flags().BoolVar(&netns, "per-child-netns", false, "accepted; every child is isolated")
 	cmd.Flags().BoolVar(&live, "live-fork", false, "accepted; every child can be branched live")
 	return cmd
 }
 
-func (a *App) doFork(cmd *cobra.Command, req api.ForkRequest) error {
-	c, err := a.connect(cmd.Context())
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	children, err := c.Fork(cmd.Context(), req)
+func (a *App) doFork(ctx context.Context, c *client.Client, req api.ForkRequest) error {
+	children, err := c.Fork(ctx, req)
 	if err != nil {
 		return a.elsewhere(err, c, req.SnapshotTag)
 	}
-	failed := 0
-	err = a.show(children, func(w io.Writer) error {
-		for _, s := range children {
-			if s.Error == nil {
-				fmt.Fprintln(w, s.ID)
-			}
+	if a.json {
+		if err := a.show(children, nil); err != nil {
+			return err
 		}
-		return nil
-	})
-	if err != nil {
-		return err
 	}
+	return a.reportChildren(children)
+}
+
+// reportChildren prints the ids of those that live, unless they have been shown as JSON, and the errors of the others.
+func (a *App) reportChildren(children []api.Sandbox) error {
 	var first *api.Error
-	slowest := 0.0
+	failed, slowest := 0, 0.0
 	for _, s := range children {
 		slowest = max(slowest, s.ReadyMS)
 		if s.Error == nil {
+			if !a.json {
+				fmt.Fprintln(a.Out, s.ID)
+			}
 			continue
 		}
 		failed++

@@ -68,17 +68,14 @@ func (a *App) quickstart() *cobra.Command {
 		Long: "Checks the host, builds the default parent (Debian, Python, numpy) if it is not there, forks ten children of\n" +
 			"it, evaluates a different expression in each, keeps one and ends the rest. May be run again and again.",
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.doQuickstart(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			begin := time.Now() // a daemon that has to be started is part of it
+			return a.withDaemon(cmd.Context(), func(c *client.Client) error { return a.doQuickstart(cmd.Context(), c, begin) })
+		},
 	}
 }
 
-func (a *App) doQuickstart(ctx context.Context) error {
-	begin := time.Now()
-	c, err := a.connect(ctx)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
+func (a *App) doQuickstart(ctx context.Context, c *client.Client, begin time.Time) (err error) {
 	report := &quickstartReport{}
 	if report.Host, err = a.checkHost(ctx, c); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/client"
 )
 
 func (a *App) ls() *cobra.Command {
@@ -19,13 +21,8 @@ func (a *App) ls() *cobra.Command {
 	var quiet bool
 	cmd := &cobra.Command{
 		Use: "ls", Aliases: []string{"ps"}, Short: "List sandboxes", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.connect(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			list, err := c.Sandboxes(cmd.Context(), labels)
+		RunE: a.verb(func(ctx context.Context, c *client.Client, _ []string) error {
+			list, err := c.Sandboxes(ctx, labels)
 			if err != nil {
 				return err
 			}
@@ -38,7 +35,7 @@ func (a *App) ls() *cobra.Command {
 				}
 				return printSandboxes(w, list)
 			})
-		},
+		}),
 	}
 	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "only those with this label, KEY=VALUE (repeatable)")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "ids only")
@@ -57,12 +54,14 @@ func printSandboxes(w io.Writer, list []api.Sandbox) error {
 			expires = "in " + time.Until(time.Unix(s.ExpiresAtUnix, 0)).Round(time.Second).String()
 		}
 		rows = append(rows, []string{
-			s.ID, s.SnapshotTag, fmt.Sprintf("%d/%d", s.Index, s.Count), state, size(s.MemoryOwnBytes), age(s.CreatedAtUnix),
-			expires, joinLabels(s.Labels),
+			s.ID, s.SnapshotTag, fmt.Sprintf("%d/%d", s.Index, s.Count), state, ownShared(s.MemoryOwnBytes, s.MemorySharedBytes),
+			ownShared(s.DiskOwnBytes, s.DiskSharedBytes), s.LatestBranch, age(s.CreatedAtUnix), expires, joinLabels(s.Labels),
 		})
 	}
-	return table(w, "ID | SNAPSHOT | INDEX | STATE | OWN MEMORY | AGE | ENDS | LABELS", rows)
+	return table(w, "ID | SNAPSHOT | INDEX | STATE | MEMORY OWN+SHARED | DISK OWN+SHARED | LATEST BRANCH | AGE | ENDS | LABELS", rows)
 }
+
+func ownShared(own, shared int64) string { return size(own) + " + " + size(shared) }
 
 func firstLine(s string) string {
 	line, _, _ := strings.Cut(s, "\n")
@@ -83,32 +82,24 @@ func joinLabels(m map[string]string) string {
 func (a *App) inspect() *cobra.Command {
 	return &cobra.Command{
 		Use: "inspect ID", Short: "Show everything about a sandbox, as JSON", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.connect(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			s, err := c.Sandbox(cmd.Context(), args[0])
+		ValidArgsFunction: a.completeSandboxes(1),
+		RunE: a.verb(func(ctx context.Context, c *client.Client, args []string) error {
+			s, err := c.Sandbox(ctx, args[0])
 			if err != nil {
 				return err
 			}
 			a.json = true
 			return a.show(s, nil)
-		},
+		}),
 	}
 }
 
 func (a *App) logs() *cobra.Command {
 	return &cobra.Command{
 		Use: "logs ID", Short: "Print the newest part of a sandbox's console", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.connect(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			text, err := c.Logs(cmd.Context(), args[0])
+		ValidArgsFunction: a.completeSandboxes(1),
+		RunE: a.verb(func(ctx context.Context, c *client.Client, args []string) error {
+			text, err := c.Logs(ctx, args[0])
 			if err != nil {
 				return err
 			}
@@ -116,55 +107,61 @@ func (a *App) logs() *cobra.Command {
 				_, err := io.WriteString(w, printable(string(text)))
 				return err
 			})
-		},
+		}),
 	}
 }
 
+// killFlags choose which sandboxes to end.
+type killFlags struct {
+	all    bool
+	labels []string
+	tag    string
+}
+
+func (f *killFlags) any() bool { return f.all || len(f.labels) > 0 || f.tag != "" }
+
 func (a *App) kill() *cobra.Command {
-	var all bool
-	var labels []string
-	var tag string
+	var f killFlags
 	cmd := &cobra.Command{
 		Use: "kill [ID…]", Short: "End sandboxes", Example: "  forkd kill sbx2abc\n  forkd kill --all",
+		ValidArgsFunction: a.completeSandboxes(0),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ctx := cmd.Context()
-			pick := all || len(labels) > 0 || tag != ""
-			if pick == (len(args) > 0) {
+			if f.any() == (len(args) > 0) {
 				return usage("name sandboxes, or choose them with --all, --tag or --label, but not both")
 			}
-			c, err := a.connect(ctx)
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			if pick {
-				list, err := c.Sandboxes(ctx, labels)
-				if err != nil {
-					return err
-				}
-				for _, s := range list {
-					if tag == "" || s.SnapshotTag == tag {
-						args = append(args, s.ID)
-					}
-				}
-			}
-			var errs []error
-			killed := []string{}
-			for _, id := range args {
-				if err := c.Kill(ctx, id); err != nil {
-					errs = append(errs, err)
-					continue
-				}
-				killed = append(killed, id)
-			}
-			if len(errs) > 1 {
-				errs = []error{errors.Join(errs...)}
-			}
-			return a.removed(killed, errs)
+			return a.withDaemon(cmd.Context(), func(c *client.Client) error { return a.doKill(cmd.Context(), c, f, args) })
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "all sandboxes")
-	cmd.Flags().StringVar(&tag, "tag", "", "those forked from this snapshot")
-	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "those with this label, KEY=VALUE (repeatable)")
+	cmd.Flags().BoolVar(&f.all, "all", false, "all sandboxes")
+	cmd.Flags().StringVar(&f.tag, "tag", "", "those forked from this snapshot")
+	cmd.Flags().StringArrayVarP(&f.labels, "label", "l", nil, "those with this label, KEY=VALUE (repeatable)")
+	a.completeTagFlag(cmd, "tag")
 	return cmd
+}
+
+func (a *App) doKill(ctx context.Context, c *client.Client, f killFlags, ids []string) error {
+	if f.any() {
+		list, err := c.Sandboxes(ctx, f.labels)
+		if err != nil {
+			return err
+		}
+		for _, s := range list {
+			if f.tag == "" || s.SnapshotTag == f.tag {
+				ids = append(ids, s.ID)
+			}
+		}
+	}
+	var errs []error
+	killed := []string{}
+	for _, id := range ids {
+		if err := c.Kill(ctx, id); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		killed = append(killed, id)
+	}
+	if len(errs) > 1 {
+		errs = []error{errors.Join(errs...)}
+	}
+	return a.removed(killed, errs)
 }

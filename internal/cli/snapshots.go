@@ -1,76 +1,113 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/client"
 )
 
 func (a *App) snapshots() *cobra.Command {
-	cmd := &cobra.Command{
+	return &cobra.Command{
 		Use: "snapshots", Aliases: []string{"snapshot-ls"}, Short: "List snapshots", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.connect(cmd.Context())
+		RunE: a.verb(func(ctx context.Context, c *client.Client, _ []string) error {
+			list, err := c.Snapshots(ctx)
 			if err != nil {
 				return err
 			}
-			defer c.Close()
-			list, err := c.Snapshots(cmd.Context())
-			if err != nil {
-				return err
+			return a.show(list, func(w io.Writer) error { return printSnapshots(w, list) })
+		}),
+	}
+}
+
+func printSnapshots(w io.Writer, list []api.Snapshot) error {
+	var rows [][]string
+	for _, s := range list {
+		hot := "cold"
+		if s.Hot {
+			hot = "hot"
+		}
+		rows = append(rows, []string{
+			s.Tag, snapshotStatus(s), s.Mode, s.Parent, s.Recipe, strings.Join(s.Warm, ", "), fmt.Sprint(s.CPUs), size(s.MemoryBytes),
+			ownShared(s.MemoryOwnBytes, s.MemorySharedBytes), size(s.StoredBytes), hot, fmt.Sprint(s.Sandboxes), age(s.CreatedAtUnix),
+		})
+	}
+	return table(w, "TAG | STATUS | MODE | PARENT | RECIPE | WARM | CPUS | MEMORY | OWN+SHARED | STORED | IMAGE | SANDBOXES | AGE", rows)
+}
+
+func snapshotStatus(s api.Snapshot) string {
+	switch {
+	case s.Error != "":
+		return s.Status + ": " + firstLine(s.Error)
+	case s.Status == statusWriting:
+		return fmt.Sprintf("%s %.0f %%", s.Status, s.Progress*100)
+	}
+	return s.Status
+}
+
+// Statuses of a snapshot in the API.
+const (
+	statusReady   = "ready"
+	statusWriting = "writing"
+	statusFailed  = "failed"
+)
+
+func (a *App) snapshotInfo() *cobra.Command {
+	var wait time.Duration
+	cmd := &cobra.Command{
+		Use: "snapshot-info TAG", Short: "Show a snapshot and where it comes from", Args: cobra.ExactArgs(1),
+		Long: "Show a snapshot and where it comes from. With --wait it is shown once it is no longer being written, or after\n" +
+			"that time; exit code 1 if it is not ready then.",
+		ValidArgsFunction: a.completeTags(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if wait < 0 {
+				return usage("--wait is %s", wait)
 			}
-			return a.show(list, func(w io.Writer) error {
-				var rows [][]string
-				for _, s := range list {
-					hot := "cold"
-					if s.Hot {
-						hot = "hot"
-					}
-					rows = append(rows, []string{
-						s.Tag, s.Recipe, strings.Join(s.Warm, ", "), fmt.Sprint(s.CPUs), size(s.MemoryBytes), size(s.StoredBytes), hot,
-						fmt.Sprint(s.Sandboxes), age(s.CreatedAtUnix),
-					})
-				}
-				return table(w, "TAG | RECIPE | WARM | CPUS | MEMORY | STORED | IMAGE | SANDBOXES | AGE", rows)
+			return a.withDaemon(cmd.Context(), func(c *client.Client) error {
+				return a.doSnapshotInfo(cmd.Context(), c, args[0], wait)
 			})
 		},
 	}
+	cmd.Flags().DurationVar(&wait, "wait", 0, "wait so long for a snapshot that is being written")
 	return cmd
 }
 
-func (a *App) snapshotInfo() *cobra.Command {
-	return &cobra.Command{
-		Use: "snapshot-info TAG", Short: "Show a snapshot and where it comes from", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.connect(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			info, err := c.SnapshotInfo(cmd.Context(), args[0])
-			if err != nil {
-				return a.elsewhere(err, c, args[0])
-			}
-			return a.show(info, func(w io.Writer) error { return printSnapshot(w, info) })
-		},
+func (a *App) doSnapshotInfo(ctx context.Context, c *client.Client, tag string, wait time.Duration) error {
+	info, err := c.WaitSnapshot(ctx, tag, wait)
+	if err != nil {
+		return a.elsewhere(err, c, tag)
 	}
+	if err := a.show(info, func(w io.Writer) error { return printSnapshot(w, info) }); err != nil {
+		return err
+	}
+	switch {
+	case wait == 0 || info.Status == statusReady:
+		return nil
+	case info.Status == statusWriting:
+		return &hinted{fmt.Errorf("snapshot %s is still being written after %s", tag, wait), "a longer --wait"}
+	}
+	return fmt.Errorf("snapshot %s is %s: %s", tag, info.Status, info.Error)
 }
 
 func printSnapshot(w io.Writer, s *api.SnapshotInfo) error {
 	rows := [][]string{
 		{"id", s.ID},
+		{"status", snapshotStatus(s.Snapshot)},
 		{"created", age(s.CreatedAtUnix) + " ago"},
 		{"recipe", s.Recipe},
 		{"image", s.Image},
 		{"warm", strings.Join(s.Warm, ", ")},
 		{"machine", fmt.Sprintf("%d cpus, %s of memory", s.CPUs, size(s.MemoryBytes))},
-		{"memory", size(s.MemoryOwnBytes) + " of pages"},
-		{"disk", size(s.DiskOwnBytes) + " over the image"},
+		{"memory", size(s.MemoryOwnBytes) + " of pages of its own, " + size(s.MemorySharedBytes) + " shared"},
+		{"disk", size(s.DiskOwnBytes) + " of its own, " + size(s.DiskSharedBytes) + " shared"},
 		{"stored", size(s.StoredBytes) + " compressed"},
 		{"engine", fmt.Sprintf("%v %v, %v, %v, CPU %v", s.Engine["engine"], s.Engine["version"], s.Engine["accelerator"],
 			s.Engine["machine"], s.Engine["cpu_model"])},
@@ -81,30 +118,60 @@ func printSnapshot(w io.Writer, s *api.SnapshotInfo) error {
 		{"stood on by", strings.Join(s.Dependents, ", ")},
 		{"sandboxes", fmt.Sprint(s.Sandboxes)},
 	}
+	if s.BranchedFrom != "" {
+		rows = append(rows, branchRows(&s.Snapshot)...)
+	}
 	return table(w, "tag | "+s.Tag, rows)
 }
 
 func (a *App) rmi() *cobra.Command {
-	return &cobra.Command{
+	var cascade, force bool
+	cmd := &cobra.Command{
 		Use: "rmi TAG…", Short: "Remove snapshots", Args: cobra.MinimumNArgs(1),
+		Long: "Remove snapshots. One that others stand on is removed only with --cascade, together with those, or with --force,\n" +
+			"alone: the others then keep what they need of it. Prints the tags that are gone.",
+		Example:           "  forkd rmi checkpoint-1\n  forkd rmi --cascade experiment",
+		ValidArgsFunction: a.completeTags(0),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			c, err := a.connect(cmd.Context())
-			if err != nil {
-				return err
+			if cascade && force {
+				return usage("--cascade removes what stands on a snapshot, --force keeps it; give one of them")
 			}
-			defer c.Close()
-			var errs []error
-			removed := []string{}
-			for _, tag := range args {
-				if err := c.RemoveSnapshot(cmd.Context(), tag); err != nil {
-					errs = append(errs, a.elsewhere(err, c, tag))
-					continue
+			return a.withDaemon(cmd.Context(), func(c *client.Client) error {
+				remove := func(ctx context.Context, tag string) ([]string, error) {
+					return []string{tag}, c.RemoveSnapshot(ctx, tag)
 				}
-				removed = append(removed, tag)
-			}
-			return a.removed(removed, errs)
+				switch {
+				case cascade:
+					remove = c.RemoveSnapshotCascade
+				case force:
+					remove = c.RemoveSnapshotForce
+				}
+				return a.doRemove(cmd.Context(), c, args, remove)
+			})
 		},
 	}
+	cmd.Flags().BoolVar(&cascade, "cascade", false, "remove the snapshots that stand on it, too")
+	cmd.Flags().BoolVar(&force, "force", false, "remove it alone; snapshots that stand on it keep what they need")
+	return cmd
+}
+
+func (a *App) doRemove(ctx context.Context, c *client.Client, tags []string,
+	remove func(ctx context.Context, tag string) ([]string, error),
+) error {
+	var errs []error
+	removed := []string{}
+	for _, tag := range tags {
+		if slices.Contains(removed, tag) { // went with one named before it
+			continue
+		}
+		gone, err := remove(ctx, tag)
+		if err != nil {
+			errs = append(errs, a.elsewhere(err, c, tag))
+			continue
+		}
+		removed = append(removed, gone...)
+	}
+	return a.removed(removed, errs)
 }
 
 // removed prints the names that are gone, then reports what failed.
@@ -119,88 +186,42 @@ func (a *App) removed(names []string, errs []error) error {
 }
 
 func (a *App) images() *cobra.Command {
-	list := func(cmd *cobra.Command, _ []string) error {
-		c, err := a.connect(cmd.Context())
+	list := a.verb(func(ctx context.Context, c *client.Client, _ []string) error {
+		images, err := c.Images(ctx)
 		if err != nil {
 			return err
 		}
-		defer c.Close()
-		images, err := c.Images(cmd.Context())
-		if err != nil {
-			return err
-		}
-		return a.show(images, func(w io.Writer) error {
-			var rows [][]string
-			for _, m := range images {
-				rows = append(rows, []string{
-					m.ID[:min(12, len(m.ID))], m.Name, m.Base, fmt.Sprint(m.Packages), size(m.OwnBytes), size(m.StoredBytes),
-					strings.Join(m.Snapshots, ", "), age(m.CreatedAtUnix),
-				})
-			}
-			return table(w, "ID | RECIPE | BASE | PACKAGES | SIZE | STORED | SNAPSHOTS | AGE", rows)
-		})
-	}
+		return a.show(images, func(w io.Writer) error { return printImages(w, images) })
+	})
 	cmd := &cobra.Command{Use: "images", Short: "List or remove images", Args: cobra.NoArgs, RunE: list}
 	cmd.AddCommand(
 		&cobra.Command{Use: "ls", Short: "List images", Args: cobra.NoArgs, RunE: list},
 		&cobra.Command{
 			Use: "rm IMAGE…", Short: "Remove images by id or recipe name", Args: cobra.MinimumNArgs(1),
-			RunE: func(cmd *cobra.Command, args []string) error {
-				c, err := a.connect(cmd.Context())
-				if err != nil {
-					return err
-				}
-				defer c.Close()
+			RunE: a.verb(func(ctx context.Context, c *client.Client, args []string) error {
 				var errs []error
 				removed := []string{}
 				for _, id := range args {
-					if err := c.RemoveImage(cmd.Context(), id); err != nil {
+					if err := c.RemoveImage(ctx, id); err != nil {
 						errs = append(errs, err)
 						continue
 					}
 					removed = append(removed, id)
 				}
 				return a.removed(removed, errs)
-			},
+			}),
 		},
 	)
 	return cmd
 }
 
-func (a *App) tree() *cobra.Command {
-	return &cobra.Command{
-		Use: "tree", Short: "Show images, snapshots and sandboxes as a family tree", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			c, err := a.connect(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			nodes, err := c.Tree(cmd.Context())
-			if err != nil {
-				return err
-			}
-			return a.show(nodes, func(w io.Writer) error {
-				for _, n := range nodes {
-					printNode(w, n, "", "")
-				}
-				return nil
-			})
-		},
+func printImages(w io.Writer, images []api.Image) error {
+	var rows [][]string
+	for _, m := range images {
+		rows = append(rows, []string{
+			m.ID[:min(12, len(m.ID))], m.Name, m.Base, fmt.Sprint(m.Packages), size(m.OwnBytes), size(m.StoredBytes),
+			strings.Join(m.Snapshots, ", "), age(m.CreatedAtUnix),
+		})
 	}
-}
-
-func printNode(w io.Writer, n api.TreeNode, first, rest string) {
-	state := ""
-	if n.State != "" && n.State != "ready" {
-		state = ", " + n.State
-	}
-	fmt.Fprintf(w, "%s%s %s (%s%s)\n", first, n.Kind, printable(n.Name), size(n.OwnBytes), state)
-	for i, child := range n.Children {
-		if i == len(n.Children)-1 {
-			printNode(w, child, rest+"└─ ", rest+"   ")
-			continue
-		}
-		printNode(w, child, rest+"├─ ", rest+"│  ")
-	}
+	return table(w, "ID | RECIPE | BASE | PACKAGES | SIZE | STORED | SNAPSHOTS | AGE", rows)
 }
