@@ -25,8 +25,8 @@ const (
 
 // Contexts is what the agent needs of the interpreters when the machine is frozen and forked.
 type Contexts interface {
-	// Quiesce is called before they are frozen.
-	Quiesce(ctx context.Context) error
+	// Quiesce is called before they are frozen; with search for a machine that does not run on.
+	Quiesce(ctx context.Context, search bool) error
 	// Renew gives every interpreter fresh random state and the environment. The interpreters are frozen when it is
 	// called; thaw lets one run. It returns when all have confirmed.
 	Renew(ctx context.Context, env map[string]string, thaw func(id string) error) ([]string, []wire.NotRenewed, error)
@@ -60,12 +60,17 @@ type Agent struct {
 	// generation of the newest preamble: the connection on which this machine is awakened.
 	generation atomic.Uint64
 
+	sessions uint64 // how many there were; Serve's own
+
 	mu    sync.Mutex
 	phase string
+	held  chan struct{} // closed when calls that start something are admitted again; nil while they are
 
-	// awakening is a token: quiesce, awaken, pivot and power-off exclude each other by it.
+	// awakening is a token: quiesce, awaken, thaw, pivot and power-off exclude each other by it.
 	awakening chan struct{}
 	prepared  *prepared // of a machine whose user processes are frozen, else nil; needs awakening
+	sandbox   string    // that the machine was awakened as; needs awakening
+	last      freeze    // the newest that was ended or called off by number; needs awakening
 }
 
 // New makes an agent. BootID is random for each start of the agent.
@@ -73,13 +78,14 @@ func New(cfg Config, bootID string) *Agent {
 	a := &Agent{cfg: cfg, bootID: bootID, phase: cfg.Phase, handlers: map[string]wire.Handler{}, awakening: make(chan struct{}, 1)}
 	for _, service := range cfg.Services {
 		for method, h := range service.Handlers() {
-			a.handlers[method] = a.whenReady(h)
+			a.handlers[method] = a.whenReady(method, h)
 		}
 	}
 	maps.Copy(a.handlers, map[string]wire.Handler{
 		wire.MethodPing:     func(context.Context, *wire.Stream, []byte) error { return nil },
 		wire.MethodQuiesce:  a.alone(a.quiesce),
 		wire.MethodAwaken:   a.alone(a.awaken),
+		wire.MethodThaw:     a.thawCall,
 		wire.MethodMetrics:  a.metrics,
 		wire.MethodExtract:  a.extract,
 		wire.MethodArchive:  a.archive,
@@ -89,13 +95,60 @@ func New(cfg Config, bootID string) *Agent {
 	return a
 }
 
-// whenReady refuses calls to services while there is no root file system.
-func (a *Agent) whenReady(h wire.Handler) wire.Handler {
+// starting are the calls that make something run. They wait while user processes are frozen: begun in a freeze, they
+// would go on in every copy of the machine as well, and an interpreter would be found at work that could have renewed
+// its random state.
+var starting = map[string]bool{wire.MethodProcessStart: true, wire.MethodContextNew: true, wire.MethodContextEval: true}
+
+// whenReady refuses calls to services while there is no root file system, and lets those wait that start something while
+// the machine is frozen.
+func (a *Agent) whenReady(method string, h wire.Handler) wire.Handler {
+	starts := starting[method]
 	return func(ctx context.Context, s *wire.Stream, request []byte) error {
 		if a.Phase() != PhaseReady {
 			return wire.Errorf(wire.CodePrecondition, "the machine is being built and has no root file system yet; call %s first", wire.MethodPivot)
 		}
+		if starts {
+			if err := a.admitted(ctx); err != nil {
+				return err
+			}
+		}
 		return h(ctx, s, request)
+	}
+}
+
+func (a *Agent) holdCalls() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.held == nil {
+		a.held = make(chan struct{})
+	}
+}
+
+func (a *Agent) admitCalls() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.held != nil {
+		close(a.held)
+		a.held = nil
+	}
+}
+
+// admitted waits until calls are not held. In a copy of the machine they never are: their callers are the original's,
+// and gone before it is awakened.
+func (a *Agent) admitted(ctx context.Context) error {
+	for {
+		a.mu.Lock()
+		held := a.held
+		a.mu.Unlock()
+		if held == nil {
+			return nil
+		}
+		select {
+		case <-held:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 }
 
@@ -108,6 +161,9 @@ func (a *Agent) alone(h wire.Handler) wire.Handler {
 			return context.Cause(ctx)
 		}
 		defer func() { <-a.awakening }()
+		if ctx.Err() != nil { // the other way on offer
+			return context.Cause(ctx)
+		}
 		return h(ctx, s, request)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -80,6 +81,7 @@ func (a *Agent) awaken(ctx context.Context, s *wire.Stream, request []byte) erro
 	if err := a.thaw(); err != nil {
 		return fmt.Errorf("thaw processes: %w", err)
 	}
+	a.sandbox = req.SandboxID
 	report.MS = float64(time.Since(received).Microseconds()) / 1000
 	return s.SendMessage(report)
 }
@@ -191,16 +193,16 @@ func (a *Agent) renewContexts(ctx context.Context, req *wire.AwakenRequest, repo
 	return nil
 }
 
-// userProcesses names every process whose own state nobody renews.
-func (a *Agent) userProcesses() ([]wire.NotRenewed, error) {
-	pids, err := a.cfg.Cgroups.PIDs()
-	if err != nil {
-		return nil, err
-	}
+// describe names every process whose own state nobody renews; known ones are not looked at again.
+func (a *Agent) describe(pids []int, known []wire.NotRenewed) []wire.NotRenewed {
 	interpreters := a.cfg.Contexts.PIDs()
 	var list []wire.NotRenewed
 	for _, pid := range pids {
 		if _, ok := interpreters[pid]; ok {
+			continue
+		}
+		if i := slices.IndexFunc(known, func(n wire.NotRenewed) bool { return n.PID == pid }); i >= 0 {
+			list = append(list, known[i])
 			continue
 		}
 		name := commandLine(pid)
@@ -212,7 +214,7 @@ func (a *Agent) userProcesses() ([]wire.NotRenewed, error) {
 			Why: "its memory is a copy of the parent's: random state, keys and connections in it are shared with every sibling",
 		})
 	}
-	return list, nil
+	return list
 }
 
 // commandLine is what a process calls itself, at most 200 bytes.

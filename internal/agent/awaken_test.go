@@ -31,15 +31,24 @@ type machine struct {
 	root, groups string
 	log          []string // what was done, in order
 	fail         string   // the step that fails
+	frozenAt     map[string]bool
 	contexts     *fakeContexts
 }
 
 type fakeContexts struct {
-	m   *machine
-	env map[string]string
+	m         *machine
+	env       map[string]string
+	searched  bool
+	onQuiesce func()
 }
 
-func (f *fakeContexts) Quiesce(context.Context) error { return f.m.did("contexts.quiesce") }
+func (f *fakeContexts) Quiesce(_ context.Context, search bool) error {
+	f.searched = search
+	if f.onQuiesce != nil {
+		f.onQuiesce()
+	}
+	return f.m.did("contexts.quiesce")
+}
 
 func (f *fakeContexts) Renew(_ context.Context, env map[string]string, thaw func(string) error) ([]string, []wire.NotRenewed, error) {
 	f.env = env
@@ -58,6 +67,9 @@ var errStep = errors.New("this step fails")
 
 func (m *machine) did(step string) error {
 	m.log = append(m.log, step)
+	if m.frozenAt != nil && m.frozen("user/proc") {
+		m.frozenAt[step] = true
+	}
 	if m.fail == step {
 		return errStep
 	}
@@ -297,7 +309,11 @@ func TestFreezeThatDoesNotHappen(t *testing.T) {
 		t.Error("still frozen")
 	}
 	// And processes can be started again.
-	m.cfg.Reaper.Pause()()
+	resume, err := m.cfg.Reaper.Pause(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	resume()
 }
 
 func TestHooks(t *testing.T) {

@@ -111,40 +111,65 @@ func (c *Cgroups) groups() ([]string, error) {
 	return names, nil
 }
 
-// Freeze stops all groups and returns when the kernel says that every process has stopped, or thaws them again.
-func (c *Cgroups) Freeze(ctx context.Context) (*Frozen, error) {
+// Open prepares to freeze all groups: what can be done beforehand must not make the frozen time longer. No group may
+// come into being between this and Freeze (Reaper.Pause).
+func (c *Cgroups) Open() (*Frozen, error) {
 	names, err := c.groups()
 	if err != nil {
 		return nil, err
 	}
 	f := &Frozen{}
 	for _, name := range names {
-		fd, err := unix.Open(c.user(name)+"/cgroup.freeze", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		g := frozenGroup{name: name, fd: -1, events: -1}
+		g.fd, err = unix.Open(c.user(name)+"/cgroup.freeze", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if err == nil {
+			g.events, err = unix.Open(c.user(name)+"/cgroup.events", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		}
 		if errors.Is(err, unix.ENOENT) {
-			continue // a context that is going away
+			g.close() // a context that is going away
+			continue
 		}
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("open cgroup.freeze of %s: %w", name, err), f.Thaw())
+			g.close()
+			f.Close()
+			return nil, fmt.Errorf("open cgroup of %s: %w", name, err)
 		}
-		f.groups = append(f.groups, frozenGroup{name, fd})
-	}
-	if err := f.Refreeze(); err != nil {
-		return nil, errors.Join(err, f.Thaw())
-	}
-	for _, g := range f.groups {
-		if err := waitEvent(ctx, c.user(g.name), "frozen 1"); err != nil {
-			return nil, errors.Join(fmt.Errorf("freeze processes of %s: %w", g.name, err), f.Thaw())
-		}
+		f.groups = append(f.groups, g)
 	}
 	return f, nil
 }
 
-// Frozen is a set of frozen groups, with open descriptors so that thawing takes little.
+// Frozen is a set of groups, with open descriptors so that freezing and thawing take little.
 type Frozen struct{ groups []frozenGroup }
 
 type frozenGroup struct {
-	name string
-	fd   int
+	name       string
+	fd, events int
+}
+
+func (g frozenGroup) close() {
+	for _, fd := range []int{g.fd, g.events} {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
+	}
+}
+
+// Freeze stops all groups and returns when the kernel says that every process has stopped, or thaws them again.
+func (f *Frozen) Freeze(ctx context.Context) error {
+	if err := f.Refreeze(); err != nil {
+		return errors.Join(err, f.Thaw())
+	}
+	for _, g := range f.groups {
+		err := awaitEvent(ctx, g.events, "frozen 1")
+		if errors.Is(err, unix.ENODEV) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("freeze processes of %s: %w", g.name, err), f.Thaw())
+		}
+	}
+	return nil
 }
 
 func (g frozenGroup) set(value string) error {
@@ -154,14 +179,21 @@ func (g frozenGroup) set(value string) error {
 	return nil
 }
 
-// Thaw lets all groups run and ends the set.
+// Thaw lets all groups run. It can be called again.
 func (f *Frozen) Thaw() error {
 	var errs []error
 	for _, g := range f.groups {
-		errs = append(errs, g.set("0"), unix.Close(g.fd))
+		errs = append(errs, g.set("0"))
+	}
+	return errors.Join(errs...)
+}
+
+// Close ends the set; groups stay as they are.
+func (f *Frozen) Close() {
+	for _, g := range f.groups {
+		g.close()
 	}
 	f.groups = nil
-	return errors.Join(errs...)
 }
 
 // ThawContext lets one context run.
@@ -234,6 +266,11 @@ func waitEvent(ctx context.Context, dir, line string) error {
 		return fmt.Errorf("open cgroup.events: %w", err)
 	}
 	defer unix.Close(fd)
+	return awaitEvent(ctx, fd, line)
+}
+
+// awaitEvent is waitEvent on an open cgroup.events.
+func awaitEvent(ctx context.Context, fd int, line string) error {
 	var buf [256]byte
 	for {
 		n, err := unix.Pread(fd, buf[:], 0)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 
 	"forkd.dev/forkd/internal/guest/wire"
@@ -15,7 +16,8 @@ import (
 const freezeLimit = 100 * time.Millisecond
 
 // quiesce stops user processes, so that the machine can be captured and its clones be given an identity before any of
-// them runs. Asked again it answers at once. The agent goes on reading the channel.
+// them runs. Asked again it answers at once. The agent goes on reading the channel. Everything that takes time is done
+// while they still run: the source of a branch waits for what comes after the order to freeze, and for nothing else.
 func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, request []byte) error {
 	var req wire.QuiesceRequest
 	if err := decode(request, &req); err != nil {
@@ -24,10 +26,19 @@ func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, request []byte) err
 	if a.Phase() != PhaseReady {
 		return wire.Errorf(wire.CodePrecondition, "the machine is being built and cannot be captured yet; call %s first", wire.MethodPivot)
 	}
-	if a.prepared != nil {
+	by := freeze{session: sessionNumber(ctx), number: req.Freeze}
+	if a.calledOff(by) {
+		return wire.Errorf(wire.CodePrecondition, "this freeze was called off by %s before it began", wire.MethodThaw)
+	}
+	if p := a.prepared; p != nil {
+		if p.by.session != by.session {
+			return wire.Errorf(wire.CodePrecondition,
+				"the machine has been frozen since an earlier connection; end that by %s, or by %s if it is a fresh copy", wire.MethodThaw, wire.MethodAwaken)
+		}
+		p.by = by
 		return nil
 	}
-	if err := a.cfg.Contexts.Quiesce(ctx); err != nil {
+	if err := a.cfg.Contexts.Quiesce(ctx, req.Settle); err != nil {
 		return fmt.Errorf("prepare contexts: %w", err)
 	}
 	if req.Settle {
@@ -37,42 +48,119 @@ func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, request []byte) err
 	}
 	// The children of this machine start with a tidy heap and collect no garbage on their way to the first answer.
 	runtime.GC()
-	return a.stop(ctx)
+	if err := a.stop(ctx); err != nil {
+		return err
+	}
+	if ctx.Err() != nil { // nobody is told, so nobody would ask for the thaw
+		return errors.Join(context.Cause(ctx), a.thaw())
+	}
+	a.prepared.by = by
+	return nil
+}
+
+// freeze says which call froze the machine.
+type freeze struct {
+	session uint64 // of the agent's sessions
+	number  uint64 // of the host's freezes in it
 }
 
 // prepared is what a stopped machine has ready for its awakening: in a fork all code runs for the first time and costs
 // accordingly, so whatever can be found out beforehand is.
 type prepared struct {
+	by        freeze
+	since     time.Time // when the order was given
 	frozen    *Frozen
 	resume    func() // lets the reaper start processes again
 	files     *identityFiles
 	processes []wire.NotRenewed
 	hostKeys  []string
 	hooks     []string
+	pids      []int // of which processes was made
 }
 
-// stop freezes all user processes and prepares the awakening.
+// stop prepares the awakening and freezes all user processes.
 func (a *Agent) stop(ctx context.Context) (err error) {
 	p := &prepared{}
-	if p.files, err = openIdentity(&a.cfg.System); err != nil {
-		return err
+	var before []mark
+	for range 2 { // the first time makes what is missing, which changes it
+		before = a.marks()
+		if err := a.prepare(p); err != nil {
+			p.close()
+			return err
+		}
+		if slices.Equal(before, a.marks()) {
+			break
+		}
 	}
-	p.hostKeys = listHostKeys(a.cfg.System.Root)
-	p.hooks = listHooks(a.cfg.System.Root)
-	limited, cancel := context.WithTimeout(ctx, freezeLimit)
-	defer cancel()
-	p.resume = a.cfg.Reaper.Pause()
-	if p.frozen, err = a.cfg.Cgroups.Freeze(limited); err != nil {
-		p.resume()
-		p.files.close()
+	a.holdCalls()
+	if err := a.freeze(ctx, p); err != nil {
+		a.admitCalls()
+		p.close()
 		if errors.Is(err, context.DeadlineExceeded) {
 			return wire.Errorf(wire.CodeDeadline, "user processes did not stop within %v, they run on: %v; try again", freezeLimit, err)
 		}
 		return err
 	}
 	a.prepared = p
-	if p.processes, err = a.userProcesses(); err != nil {
+	if err := a.confirm(p, before); err != nil {
 		return errors.Join(err, a.thaw())
+	}
+	return nil
+}
+
+// prepare fills in what does not need processes to be frozen, also again.
+func (a *Agent) prepare(p *prepared) error {
+	files, err := openIdentity(&a.cfg.System)
+	if err != nil {
+		return err
+	}
+	p.close()
+	p.files = files
+	p.hostKeys = listHostKeys(a.cfg.System.Root)
+	p.hooks = listHooks(a.cfg.System.Root)
+	if p.pids, err = a.cfg.Cgroups.PIDs(); err != nil {
+		return err
+	}
+	p.processes = a.describe(p.pids, p.processes)
+	return nil
+}
+
+func (p *prepared) close() {
+	if p.files != nil {
+		p.files.close()
+		p.files = nil
+	}
+}
+
+// freeze stops everything, or nothing.
+func (a *Agent) freeze(ctx context.Context, p *prepared) (err error) {
+	if p.resume, err = a.cfg.Reaper.Pause(ctx); err != nil {
+		return err
+	}
+	if p.frozen, err = a.cfg.Cgroups.Open(); err == nil {
+		p.since = time.Now()
+		limited, cancel := context.WithTimeout(ctx, freezeLimit)
+		defer cancel()
+		if err = p.frozen.Freeze(limited); err == nil {
+			return nil
+		}
+		p.frozen.Close()
+	}
+	p.resume()
+	return err
+}
+
+// confirm prepares again what user processes changed between the preparation and their freezing.
+func (a *Agent) confirm(p *prepared, before []mark) error {
+	if now := a.marks(); !slices.Equal(now, before) || recent(now, p.since) {
+		return a.prepare(p)
+	}
+	pids, err := a.cfg.Cgroups.PIDs()
+	if err != nil {
+		return err
+	}
+	if !slices.Equal(pids, p.pids) {
+		p.pids, p.processes = pids, a.describe(pids, p.processes)
 	}
 	return nil
 }
@@ -91,11 +179,13 @@ func (a *Agent) thaw() error {
 	if p == nil {
 		return nil
 	}
-	p.startAgain()
 	if err := p.frozen.Thaw(); err != nil {
 		return err
 	}
-	p.files.close()
 	a.prepared = nil
+	p.startAgain()
+	a.admitCalls()
+	p.frozen.Close()
+	p.close()
 	return nil
 }

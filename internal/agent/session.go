@@ -37,7 +37,7 @@ func (a *Agent) Serve(ctx context.Context, port io.ReadWriter) error {
 		if err != nil {
 			return err
 		}
-		a.serveSession(ctx, session)
+		a.serveSession(a.numbered(ctx), session)
 	}
 }
 
@@ -45,7 +45,7 @@ func (a *Agent) answer(conn *sessionConn, p *wire.Preamble) error {
 	hello, err := wire.Encode(&wire.Hello{
 		Version:    wire.Version,
 		Agent:      a.cfg.Version,
-		Features:   []string{},
+		Features:   []string{wire.FeatureThaw},
 		Generation: p.Generation,
 		BootID:     a.bootID,
 		Phase:      a.Phase(),

@@ -3,6 +3,7 @@ package guest
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"forkd.dev/forkd/internal/guest/wire"
@@ -16,29 +17,61 @@ func (c *Conn) Awaken(ctx context.Context, req *wire.AwakenRequest) (*wire.Awake
 	}
 	defer s.Close()
 	report := &wire.AwakenReport{}
+	if err := tellTime(ctx, wire.MethodAwaken, s, report); err != nil {
+		return nil, err
+	}
+	return report, nil
+}
+
+// tellTime answers the agent's questions for the time until its report comes.
+func tellTime(ctx context.Context, method string, s *wire.Stream, report any) error {
 	for {
 		kind, payload, err := s.Recv()
 		switch {
 		case err != nil:
-			return nil, callError(ctx, wire.MethodAwaken, err)
+			return callError(ctx, method, err)
 		case kind == wire.KindMessage:
 			if err := wire.Decode(payload, report); err != nil {
-				return nil, fmt.Errorf("call %s: %w", wire.MethodAwaken, err)
+				return fmt.Errorf("call %s: %w", method, err)
 			}
-			return report, finish(ctx, wire.MethodAwaken, s)
+			return finish(ctx, method, s)
 		case kind != wire.KindData:
-			return nil, fmt.Errorf("call %s: %w: unexpected frame %q", wire.MethodAwaken, ErrProtocol, byte(kind))
+			return fmt.Errorf("call %s: %w: unexpected frame %q", method, ErrProtocol, byte(kind))
 		}
-		// The agent asks for the time.
 		if err := s.Send(wire.KindData, wire.AppendClock(nil, time.Now())); err != nil {
-			return nil, callError(ctx, wire.MethodAwaken, err)
+			return callError(ctx, method, err)
 		}
 	}
 }
 
-// Quiesce freezes the guest's processes. They run again after Awaken.
+// Quiesce freezes the guest's processes, for a capture. Without Settle the machine is to run on: Thaw must follow,
+// whatever this returned, because a freeze may have happened whose confirmation was lost. An agent too old for Thaw is
+// not frozen then. Callers exclude each other.
 func (c *Conn) Quiesce(ctx context.Context, req wire.QuiesceRequest) error {
+	if !req.Settle && !slices.Contains(c.hello.Features, wire.FeatureThaw) {
+		return fmt.Errorf("%w: the agent (version %s) of this machine's snapshot cannot let a machine run on that it froze; build the snapshot again",
+			ErrProtocol, c.hello.Agent)
+	}
+	req.Freeze = c.freezes.Add(1)
 	return c.Call(ctx, wire.MethodQuiesce, req, nil)
+}
+
+// Thaw lets the machine run on: it ends the last Quiesce of this connection, or else one that an earlier connection left
+// behind, whose caller may be a daemon that died. First it puts the wall clock right, which it also does when nothing is
+// frozen: call it after anything that halted the machine. It can be called again. SandboxID is what the machine was
+// awakened as: never call it for one that may not have been; the agent refuses if it finds that it is a copy of another.
+func (c *Conn) Thaw(ctx context.Context, sandboxID string) (*wire.ThawReport, error) {
+	req := wire.ThawRequest{Freeze: c.freezes.Load(), SandboxID: sandboxID, UnixNano: time.Now().UnixNano()}
+	s, err := c.Open(ctx, wire.MethodThaw, req)
+	if err != nil {
+		return nil, err
+	}
+	defer s.Close()
+	report := &wire.ThawReport{}
+	if err := tellTime(ctx, wire.MethodThaw, s, report); err != nil {
+		return nil, err
+	}
+	return report, nil
 }
 
 // Ping returns when the agent has answered.

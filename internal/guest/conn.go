@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -33,6 +34,7 @@ var ErrProtocol = errors.New("guest agent's protocol")
 type Conn struct {
 	hello   wire.Hello
 	session *yamux.Session
+	freezes atomic.Uint64 // how often Quiesce was called
 }
 
 // Dial connects and returns once the agent has answered with the generation. It knocks until ctx ends, however long the

@@ -175,7 +175,7 @@ func echo(t *testing.T, c *guest.Conn, in string) {
 
 func TestHello(t *testing.T) {
 	c := start(t).connect(t, 42)
-	want := wire.Hello{Version: wire.Version, Agent: "test", Features: []string{}, Generation: 42, BootID: "boot", Phase: "ready"}
+	want := wire.Hello{Version: wire.Version, Agent: "test", Features: []string{wire.FeatureThaw}, Generation: 42, BootID: "boot", Phase: "ready"}
 	if diff := cmp.Diff(want, c.Hello()); diff != "" {
 		t.Fatal(diff)
 	}

@@ -39,13 +39,16 @@ var driver string
 const boot = `import os; exec(compile(os.read(3, 1 << 16), "<forkd>", "exec"), {"__name__": "forkd"})`
 
 const (
-	defaultID    = "default"
-	python       = "python"
-	chunk        = 32 << 10
-	keptBytes    = 64 << 10
-	startLimit   = 60 * time.Second
-	killGrace    = 2 * time.Second
+	defaultID  = "default"
+	python     = "python"
+	chunk      = 32 << 10
+	keptBytes  = 64 << 10
+	startLimit = 60 * time.Second
+	killGrace  = 2 * time.Second
+	// quiesceLimit is for a parent, which a search of its interpreters' objects may hold up; branchLimit for the source of
+	// a branch, which somebody uses.
 	quiesceLimit = 250 * time.Millisecond
+	branchLimit  = 50 * time.Millisecond
 	renewLimit   = 2 * time.Second
 )
 

@@ -516,7 +516,7 @@ func TestAsUser(t *testing.T) {
 func TestRenew(t *testing.T) {
 	m := newManager(t)
 	run(t, m, "import random, ssl, tempfile, os\nrandom.seed(1)\nr = random.Random(5)\n_ = random.gauss(0, 1)\nn = tempfile.gettempdir() and next(tempfile._get_candidate_names())")
-	if err := m.Quiesce(t.Context()); err != nil {
+	if err := m.Quiesce(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	renew := func() ([]string, []wire.NotRenewed) {
@@ -611,7 +611,7 @@ func TestRenewUnconfirmed(t *testing.T) {
 func TestFactsOfThreads(t *testing.T) {
 	m := newManager(t)
 	run(t, m, "import threading\ne = threading.Event()\nt = threading.Thread(target=e.wait, daemon=True); t.start()")
-	if err := m.Quiesce(t.Context()); err != nil {
+	if err := m.Quiesce(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	_, not, err := m.Renew(t.Context(), nil, func(string) error { return nil })
@@ -637,7 +637,7 @@ func TestRenewNumpy(t *testing.T) {
 	if first != run(t, m, state) {
 		t.Fatal("the seed does not fix the state")
 	}
-	if err := m.Quiesce(t.Context()); err != nil {
+	if err := m.Quiesce(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	run(t, m, "numpy.random.seed(1)")

@@ -18,30 +18,39 @@ type facts struct {
 	children   int
 	generators string // "2 × random.Random, 1 × …", empty for none
 	hashSeed   bool   // str hashes are random
+	searched   bool   // for generators just now; else generators are those of the last search
 }
 
 // Quiesce asks every idle context what a clone could not renew, and remembers it for Renew; one that is busy or slow
-// (a quarter of a second, or ctx) has no answer then, which is no error. Call it before freezing.
-func (m *Manager) Quiesce(ctx context.Context) error {
-	deadline := time.Now().Add(quiesceLimit)
+// (a quarter of a second, or ctx) has no answer then, which is no error. Call it before freezing. Search is for a
+// machine that does not run on: it looks at every object of the interpreters.
+func (m *Manager) Quiesce(ctx context.Context, search bool) error {
+	limit := branchLimit
+	if search {
+		limit = quiesceLimit
+	}
+	deadline := time.Now().Add(limit)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
 	for _, c := range m.all() {
-		f := c.askFacts(deadline)
+		f := c.askFacts(deadline, search)
 		c.mu.Lock()
+		if f != nil && !search && c.facts != nil {
+			f.generators = c.facts.generators
+		}
 		c.facts = f
 		c.mu.Unlock()
 	}
 	return nil
 }
 
-func (c *Context) askFacts(deadline time.Time) *facts {
+func (c *Context) askFacts(deadline time.Time, search bool) *facts {
 	if !c.tryTurn() {
 		return nil
 	}
 	defer func() { <-c.turn }()
-	n, err := c.request("facts", nil)
+	n, err := c.request("facts", tuple{search})
 	if err != nil {
 		return nil
 	}
@@ -51,7 +60,11 @@ func (c *Context) askFacts(deadline time.Time) *facts {
 	if err != nil {
 		return nil
 	}
-	return parseFacts(reply)
+	f := parseFacts(reply)
+	if f != nil {
+		f.searched = search
+	}
+	return f
 }
 
 func parseFacts(reply any) *facts {
@@ -230,6 +243,9 @@ func (c *Context) unreachable() []wire.NotRenewed {
 	}
 	if f.generators != "" {
 		add("generator", f.generators, "generators made by user code keep their state; seed them again, or use the module's own functions")
+	}
+	if !f.searched {
+		add("generator", "those made since the fork", "the source of a branch is not searched for generators; seed them again, or use the module's own functions")
 	}
 	if f.children > 0 {
 		add("process", fmt.Sprintf("%d multiprocessing children", f.children), "processes of the interpreter's own have their own random state")

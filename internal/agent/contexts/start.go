@@ -51,7 +51,7 @@ func (m *Manager) start(ctx context.Context, cfg wire.ContextConfig) (*Context, 
 	}
 	err = c.open(command, user)
 	if err == nil {
-		err = m.launch(c, command)
+		err = m.launch(ctx, c, command)
 	}
 	for _, fd := range command.Files {
 		_ = unix.Close(fd)
@@ -113,7 +113,7 @@ func (c *Context) open(command *reap.Command, user *account.User) error {
 	return nil
 }
 
-func (m *Manager) launch(c *Context, command *reap.Command) error {
+func (m *Manager) launch(ctx context.Context, c *Context, command *reap.Command) error {
 	if m.cfg.CgroupDir != nil {
 		dir, err := m.cfg.CgroupDir(c.id)
 		if err != nil {
@@ -125,7 +125,10 @@ func (m *Manager) launch(c *Context, command *reap.Command) error {
 			command.Sys.CgroupFD = int(dir.Fd())
 		}
 	}
-	child, err := m.cfg.Reaper.Start(command)
+	child, err := m.cfg.Reaper.Start(ctx, command)
+	if ctx.Err() != nil && err != nil {
+		return context.Cause(ctx) // while the machine was frozen
+	}
 	if err != nil {
 		return wire.Errorf(wire.CodePrecondition, "context %s: %v; is the image's python3 complete?", c.id, err)
 	}

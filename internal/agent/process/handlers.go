@@ -30,7 +30,7 @@ func (m *Manager) handleStart(ctx context.Context, s *wire.Stream, req *wire.Sta
 	if err != nil {
 		return err
 	}
-	p, a, err := m.start(pl, s)
+	p, a, err := m.start(ctx, pl, s)
 	if err != nil {
 		return err
 	}

@@ -118,7 +118,7 @@ func LookPath(cmd, dir, path string) (string, error) {
 }
 
 // start starts a process with s attached (after the start message), or returns why it could not.
-func (m *Manager) start(pl *plan, s *wire.Stream) (*proc, *attachment, error) {
+func (m *Manager) start(ctx context.Context, pl *plan, s *wire.Stream) (*proc, *attachment, error) {
 	p := &proc{
 		config: pl.request.Process,
 		tag:    pl.request.Tag,
@@ -140,7 +140,7 @@ func (m *Manager) start(pl *plan, s *wire.Stream) (*proc, *attachment, error) {
 	}
 	defer closeAll(pl.command.Files)
 	if err == nil {
-		err = m.launch(p, pl)
+		err = m.launch(ctx, p, pl)
 	}
 	if err != nil {
 		for _, o := range p.outlets {
@@ -168,7 +168,7 @@ func (m *Manager) start(pl *plan, s *wire.Stream) (*proc, *attachment, error) {
 }
 
 // launch starts the child and makes it known.
-func (m *Manager) launch(p *proc, pl *plan) error {
+func (m *Manager) launch(ctx context.Context, p *proc, pl *plan) error {
 	if m.cfg.Cgroup != nil {
 		dir, err := m.cfg.Cgroup()
 		if err != nil {
@@ -180,7 +180,10 @@ func (m *Manager) launch(p *proc, pl *plan) error {
 			pl.command.Sys.CgroupFD = int(dir.Fd())
 		}
 	}
-	child, err := m.cfg.Reaper.Start(&pl.command)
+	child, err := m.cfg.Reaper.Start(ctx, &pl.command)
+	if ctx.Err() != nil && err != nil {
+		return context.Cause(ctx) // while the machine was frozen
+	}
 	if err != nil {
 		return startError(p.config.Cmd, pl.command.Dir, err)
 	}

@@ -22,8 +22,8 @@ type Reaper struct {
 	all bool // owner of Wait4(-1)
 	sig chan os.Signal
 
-	// starting is held while a child is between fork and exec, and by Pause. It is taken before mu.
-	starting sync.Mutex
+	// starting is a token, held while a child is between fork and exec, and by Pause. It is taken before mu.
+	starting chan struct{}
 
 	// mu makes start-and-register, collect-and-unregister and signal-by-pid exclude each other, so that no exit is
 	// seen before its child is known and no signal goes to a pid that was given to somebody else. It is held while a
@@ -35,13 +35,13 @@ type Reaper struct {
 
 // New makes a reaper that waits for its own children only: for a process that is not PID 1. Run is not needed.
 func New() *Reaper {
-	return &Reaper{children: map[int]*Child{}}
+	return &Reaper{starting: make(chan struct{}, 1), children: map[int]*Child{}}
 }
 
 // NewInit makes a reaper that takes every exit of the process's children and of the orphans it inherits. Nothing else in
 // the process may wait for a child. Run must be called.
 func NewInit() *Reaper {
-	r := &Reaper{all: true, sig: make(chan os.Signal, 1), children: map[int]*Child{}}
+	r := &Reaper{all: true, starting: make(chan struct{}, 1), sig: make(chan os.Signal, 1), children: map[int]*Child{}}
 	// Before the first child, or its signal could be missed.
 	signal.Notify(r.sig, unix.SIGCHLD)
 	return r
@@ -89,9 +89,24 @@ func (r *Reaper) ended(pid int, ws unix.WaitStatus) {
 
 // Pause keeps Start waiting until the returned function is called (once), and returns when no child is between fork and
 // exec: frozen there, it would hold the thread that started it. Signals and exits go on.
-func (r *Reaper) Pause() (resume func()) {
-	r.starting.Lock()
-	return r.starting.Unlock
+func (r *Reaper) Pause(ctx context.Context) (resume func(), err error) {
+	if err := r.enter(ctx); err != nil {
+		return nil, err
+	}
+	return func() { <-r.starting }, nil
+}
+
+// enter takes the token for starting.
+func (r *Reaper) enter(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	select {
+	case r.starting <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // Command is what Start runs.
@@ -104,14 +119,17 @@ type Command struct {
 	Sys   *syscall.SysProcAttr
 }
 
-// Start runs a command. The error is that of fork or exec, unwrapped enough for errors.Is with an Errno.
-func (r *Reaper) Start(c *Command) (*Child, error) {
+// Start runs a command. The error is that of fork or exec, unwrapped enough for errors.Is with an Errno, or the end of
+// ctx, which bounds the waiting for Pause to be over and nothing else.
+func (r *Reaper) Start(ctx context.Context, c *Command) (*Child, error) {
 	files := make([]uintptr, len(c.Files))
 	for i, fd := range c.Files {
 		files[i] = uintptr(fd)
 	}
-	r.starting.Lock()
-	defer r.starting.Unlock()
+	if err := r.enter(ctx); err != nil {
+		return nil, err
+	}
+	defer func() { <-r.starting }()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// Not os.StartProcess: it waits through a pidfd, which fails once the exit has been taken by Wait4(-1).

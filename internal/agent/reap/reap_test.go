@@ -48,7 +48,7 @@ func TestState(t *testing.T) {
 		"kill -USR1 $$":   {"signal: user defined signal 1", -1, syscall.SIGUSR1},
 		"exec /bin/false": {"exit status 1", 1, 0},
 	} {
-		c, err := r.Start(shell("ulimit -c 0; " + script))
+		c, err := r.Start(t.Context(), shell("ulimit -c 0; "+script))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -65,7 +65,7 @@ func TestState(t *testing.T) {
 func TestStartFails(t *testing.T) {
 	r := New()
 	defer r.Wait()
-	_, err := r.Start(&Command{Path: "/no/such", Args: []string{"x"}})
+	_, err := r.Start(t.Context(), &Command{Path: "/no/such", Args: []string{"x"}})
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%v", err)
 	}
@@ -74,7 +74,7 @@ func TestStartFails(t *testing.T) {
 func TestSignalGroup(t *testing.T) {
 	r := New()
 	defer r.Wait()
-	c, err := r.Start(shell("sleep 100 & wait"))
+	c, err := r.Start(t.Context(), shell("sleep 100 & wait"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,15 +87,18 @@ func TestSignalGroup(t *testing.T) {
 func TestPause(t *testing.T) {
 	r := New()
 	defer r.Wait()
-	running, err := r.Start(shell("exec sleep 100"))
+	running, err := r.Start(t.Context(), shell("exec sleep 100"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	resume := r.Pause()
+	resume, err := r.Pause(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
 	started := make(chan *Child, 1)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		c, err := r.Start(shell("exit 0"))
+		c, err := r.Start(t.Context(), shell("exit 0"))
 		if err != nil {
 			t.Error(err)
 		}
@@ -111,6 +114,16 @@ func TestPause(t *testing.T) {
 		t.Error("it started while paused")
 	default:
 	}
+	// Nor does one whose caller left meanwhile, at any time.
+	gone, leave := context.WithCancel(t.Context())
+	var left sync.WaitGroup
+	left.Go(func() {
+		if _, err := r.Start(gone, shell("exit 0")); !errors.Is(err, context.Canceled) {
+			t.Errorf("started for nobody: %v", err)
+		}
+	})
+	leave()
+	left.Wait()
 	resume()
 	<-(<-started).Done()
 	wg.Wait()
@@ -170,7 +183,7 @@ func beInit() int {
 			for i := range 50 {
 				code := i % 7
 				// Each leaves an orphan that ends a little later.
-				c, err := r.Start(shell("(exec sleep 0.0" + strconv.Itoa(code) + ") & exit " + strconv.Itoa(code)))
+				c, err := r.Start(ctx, shell("(exec sleep 0.0"+strconv.Itoa(code)+") & exit "+strconv.Itoa(code)))
 				if err != nil {
 					bad <- err.Error()
 					return
@@ -179,7 +192,7 @@ func beInit() int {
 				if c.State().ExitCode() != code {
 					bad <- c.State().String()
 				}
-				if _, err := r.Start(&Command{Path: "/no/such", Args: []string{"x"}}); !errors.Is(err, os.ErrNotExist) {
+				if _, err := r.Start(ctx, &Command{Path: "/no/such", Args: []string{"x"}}); !errors.Is(err, os.ErrNotExist) {
 					bad <- err.Error()
 				}
 			}

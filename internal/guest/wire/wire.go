@@ -23,6 +23,7 @@ const (
 	MethodPing         = "agent.Ping"
 	MethodQuiesce      = "agent.Quiesce"
 	MethodAwaken       = "agent.Awaken"
+	MethodThaw         = "agent.Thaw" // ends a quiesce without awakening
 	MethodMetrics      = "agent.Metrics"
 	MethodExtract      = "agent.Extract" // tar stream into a directory
 	MethodArchive      = "agent.Archive" // tar stream of a path
@@ -51,6 +52,9 @@ const (
 	MethodFileWrite   = "filesystem.Write" // request: data frames of the file
 )
 
+// FeatureThaw, in Hello's features: the agent knows MethodThaw. One that does not must never be quiesced and run on.
+const FeatureThaw = "thaw"
+
 // Error codes: Connect's.
 const (
 	CodeInvalid       = "invalid_argument"
@@ -76,8 +80,29 @@ func (e *Error) Error() string { return e.Message }
 // QuiesceRequest stops user processes. Settle first writes the guest's dirty pages to its disk and reads in what its
 // interpreters have mapped: for a parent that will never run again, whose every child would otherwise do both for itself.
 // Never for a branch, whose source must not wait for a disk.
+//
+// Freeze numbers the freezes of a connection, upwards, for Thaw to name one; 0 for a machine that is only ever awakened.
 type QuiesceRequest struct {
-	Settle bool `json:"settle,omitempty"`
+	Settle bool   `json:"settle,omitempty"`
+	Freeze uint64 `json:"freeze,omitempty"`
+}
+
+// ThawRequest lets a machine run on that was quiesced, or corrects the clock of one that stood still without. Freeze is
+// the number given to Quiesce on this connection; that Quiesce is called off if it has not begun yet. 0 ends a freeze
+// that an earlier connection left behind, if the machine was awakened as SandboxID: a copy of it was not. As in Awaken
+// the agent asks for the host's clock while the call lasts; UnixNano is a first approximation, so that nothing waits
+// for a round trip.
+type ThawRequest struct {
+	Freeze    uint64 `json:"freeze,omitempty"`
+	SandboxID string `json:"sandboxId,omitempty"`
+	UnixNano  int64  `json:"unixNano"`
+}
+
+// ThawReport is the reply. Times are the guest's own: its clocks stand still while the machine does.
+type ThawReport struct {
+	Thawed   bool    `json:"thawed"`   // false: nothing was frozen
+	FrozenMS float64 `json:"frozenMs"` // from the order to freeze to the thaw
+	StepMS   float64 `json:"stepMs"`   // by how much the wall clock was put forward
 }
 
 // AwakenRequest gives a fresh child its identity. Everything random in it was drawn by the host for this child alone.
