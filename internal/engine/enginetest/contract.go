@@ -48,6 +48,8 @@ func Run(t *testing.T, e engine.Engine) {
 		{"RestoredCannotFreeze", testRestoredCannotFreeze},
 		{"Bury", testBury},
 		{"Adopt", testAdopt},
+		{"Capture", testCapture},
+		{"CaptureUnderFire", testCaptureUnderFire},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, f) })
 	}

@@ -74,6 +74,8 @@ func argv(p *platform, spec *engine.Spec, m mode) ([]string, error) {
 	args = append(args, "-object", "rng-builtin,id=rng0", "-device", "virtio-rng-pci,id=rng,rng=rng0,addr=0x5,"+p.virtio())
 	// Both ends of a restore must leave out the configuration section and the description of the stream.
 	args = append(args, "-global", "migration.send-configuration=off")
+	// Or a machine captured while it was stopped would be stopped again where it is restored.
+	args = append(args, "-global", "migration.store-global-state=off")
 	if m == restored {
 		return append(args, "-incoming", "defer"), nil
 	}
@@ -143,6 +145,9 @@ func (p *platform) channelArgs() []string {
 	}
 }
 
+// diskDevice is QEMU's id of the guest's disk.
+const diskDevice = "vda"
+
 func (p *platform) diskArgs(spec *engine.Spec) []string {
 	// No flush: a machine's disk never outlives its memory, so nothing is gained by waiting for the medium. What is
 	// kept, a snapshot, is made durable from outside.
@@ -151,7 +156,7 @@ func (p *platform) diskArgs(spec *engine.Spec) []string {
 		"-blockdev", "driver=file,node-name=disk-file,filename=" + escape(spec.Disk.Path) + ",aio=threads," + cache,
 		"-blockdev", "driver=" + spec.Disk.Format + ",node-name=disk,file=disk-file," + cache,
 		// A full host gives the guest an error; QEMU's default would stop the guest until somebody came along.
-		"-device", "virtio-blk-pci,id=vda,drive=disk,num-queues=1,discard=off,write-zeroes=off,werror=report,rerror=report,addr=0x4," + p.virtio(),
+		"-device", "virtio-blk-pci,id=" + diskDevice + ",drive=disk,num-queues=1,discard=off,write-zeroes=off,werror=report,rerror=report,addr=0x4," + p.virtio(),
 	}
 }
 

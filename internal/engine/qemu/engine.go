@@ -57,7 +57,8 @@ func (e *Engine) Probe(ctx context.Context) (*engine.Features, error) {
 	}
 	f := &engine.Features{
 		Binary: h.binary, Format: h.format(), AcceleratorReason: h.acceleratorReason, KVMUsable: h.kvm.Usable,
-		Adopt: true,
+		Adopt: true, Capture: true, Pause: true, Commit: true,
+		Live: h.liveReason == "", LiveReason: h.liveReason,
 	}
 	confined, how := proc.ConfinementAvailable()
 	if confined {
@@ -74,6 +75,15 @@ func (e *Engine) Bury(ctx context.Context, ref engine.Ref) error {
 		return fmt.Errorf("bury machine of engine %q: this engine is %s", ref.Engine, Name)
 	}
 	return proc.Bury(ctx, ref.PID, ref.StartTime)
+}
+
+// liveReason says why this host cannot capture live, or "".
+func (e *Engine) liveReason(ctx context.Context) (string, error) {
+	h, err := e.host(ctx)
+	if err != nil {
+		return "", err
+	}
+	return h.liveReason, nil
 }
 
 // host is what was found of this host, once.

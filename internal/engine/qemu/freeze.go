@@ -37,8 +37,7 @@ func (m *machine) freeze(ctx context.Context) (*engine.Checkpoint, error) {
 	}
 	err := m.monitor.Batch(ctx, []qmp.Command{
 		{Name: "stop"},
-		// Saves all devices and CPUs, neither RAM nor disks; despite the name nothing in it is about Xen.
-		{Name: "xen-save-devices-state", Args: map[string]any{"filename": fmt.Sprintf("/proc/self/fd/%d", fdState)}},
+		m.saveState(),
 	}, nil)
 	if err != nil {
 		return nil, m.failed(err)

@@ -68,6 +68,7 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		return nil, err
 	}
 	mc := newMachine(host.format(), spec, process, files.state, screen)
+	mc.live = e.liveReason
 	undoes.Keep()
 	conn, err := dialUnix(ctx, dir, qmpSocket)
 	if err != nil {
@@ -85,6 +86,10 @@ func confinement(host *host, spec *engine.Spec, m mode) *proc.Confine {
 	c.ReadOnly = append(c.ReadOnly, spec.Disk.Backing...)
 	// QEMU opens /dev/null for writing to find out which kind of file lock works.
 	c.ReadWrite = append(c.ReadWrite, spec.Disk.Path, os.DevNull)
+	if m == restored {
+		// Captures switch the disk to another file there, and commits write the older ones; none is made by QEMU.
+		c.ReadWrite = append(c.ReadWrite, filepath.Dir(spec.Disk.Path))
+	}
 	if m == coldBoot {
 		c.ReadOnly = append(c.ReadOnly, spec.Boot.Kernel, spec.Boot.Initrd)
 	}

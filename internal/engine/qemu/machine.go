@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
@@ -23,12 +24,19 @@ type machine struct {
 	format  engine.Format
 	process *proc.Process
 	monitor *qmp.Client // nil only until launch has connected
-	state   *os.File    // the memfd that Freeze has QEMU write the device state to
+	state   *os.File    // the memfd that QEMU writes the device state to
 	console *console
 	screen  net.Conn      // our end of the guest's serial line
 	printed chan struct{} // closed when the console has been read to its end
 	resumed chan struct{} // closed when the guest's CPUs run for the first time
 	done    chan struct{} // closed when the process is gone and err is set
+
+	announced announcements
+	live      func(context.Context) (string, error) // why this host cannot capture live, or ""
+	operation chan struct{}                         // has room for one: who stops, starts or captures the machine holds it
+	paused    bool                                  // by SetPaused; guarded by operation
+	populated bool                                  // the page tables of the RAM are filled; guarded by operation
+	copying   atomic.Bool                           // a live capture is not finished
 
 	dialMu sync.Mutex // held while a connection supersedes another
 
@@ -45,6 +53,7 @@ func newMachine(format engine.Format, spec *engine.Spec, process *proc.Process, 
 	m := &machine{
 		spec: *spec, format: format, process: process, state: state, screen: screen,
 		console: &console{}, printed: make(chan struct{}), resumed: make(chan struct{}), done: make(chan struct{}),
+		operation: make(chan struct{}, 1),
 	}
 	m.format.CPUs, m.format.MemoryBytes = spec.CPUs, spec.MemoryBytes
 	go func() {
@@ -59,6 +68,7 @@ func (m *machine) watch() {
 	defer close(m.done)
 	resumed := false
 	for ev := range m.monitor.Events() {
+		m.announced.tell(ev)
 		switch ev.Name {
 		case "RESUME":
 			if !resumed {

@@ -32,6 +32,7 @@ type host struct {
 	platform          platform
 	kvm               kvmResult
 	acceleratorReason string
+	liveReason        string   // why machines cannot be captured live, or ""
 	files             []string // what QEMU must read that is not below /usr
 }
 
@@ -87,8 +88,13 @@ func probe(ctx context.Context, cfg Config, arch string) (*host, error) {
 			"or all of %s", engine.ErrUnavailable, em.firmware, em.packages)
 	}
 	h.files = outsideUsr(append(dirs, h.binary))
-	if err := checkCommands(ctx, h); err != nil {
+	if err := checkMonitor(ctx, h); err != nil {
 		return nil, err
+	}
+	if h.liveReason == "" {
+		if h.liveReason, err = protectionUnavailable(ctx); err != nil {
+			return nil, fmt.Errorf("try write protection of memory: %w", err)
+		}
 	}
 	if err := chooseAccelerator(ctx, cfg, h); err != nil {
 		return nil, err
@@ -214,13 +220,16 @@ func ask(ctx context.Context, binary string, args ...string) ([]byte, error) {
 }
 
 // needed are the commands that a distribution may have compiled out.
-var needed = []string{"stop", "cont", "quit", "getfd", "migrate-incoming", "xen-save-devices-state"}
+var needed = []string{
+	"stop", "cont", "quit", "getfd", "migrate-incoming", "xen-save-devices-state", "query-block", "query-named-block-nodes",
+	"blockdev-add", "blockdev-del", "blockdev-snapshot", "block-commit", "migrate", "query-migrate", "migrate-set-capabilities",
+}
 
-// checkCommands asks a QEMU without a machine which commands it has.
-func checkCommands(ctx context.Context, h *host) error {
+// checkMonitor asks a QEMU without a machine which commands it has, and whether it can capture live.
+func checkMonitor(ctx context.Context, h *host) error {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	names, err := commands(ctx, h)
+	names, capabilities, err := askMonitor(ctx, h)
 	if err != nil {
 		return fmt.Errorf("%w: ask QEMU which commands it has: %w", engine.ErrUnavailable, err)
 	}
@@ -230,13 +239,18 @@ func checkCommands(ctx context.Context, h *host) error {
 				engine.ErrUnavailable, h.version, name, emulators[h.platform.arch].packages)
 		}
 	}
+	if !slices.Contains(capabilities, backgroundSnapshot) {
+		h.liveReason = fmt.Sprintf("this QEMU %s was built without background snapshots; install the distribution's package %s",
+			h.version, emulators[h.platform.arch].packages)
+	}
 	return nil
 }
 
-func commands(ctx context.Context, h *host) (names []string, err error) {
+// askMonitor returns the names of QEMU's commands and migration capabilities.
+func askMonitor(ctx context.Context, h *host) (names, capabilities []string, err error) {
 	ours, theirs, err := socketPair()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	client := qmp.New(ours)
 	defer func() { err = errors.Join(err, client.Close()) }()
@@ -250,19 +264,27 @@ func commands(ctx context.Context, h *host) (names []string, err error) {
 	})
 	_ = theirs.Close()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer p.Release()
 	defer func() { err = errors.Join(err, p.Kill()) }()
 	var list []struct {
-		Name string `json:"name"`
+		Name       string `json:"name"`
+		Capability string `json:"capability"`
 	}
 	err = client.Batch(ctx, []qmp.Command{{Name: "qmp_capabilities"}, {Name: "query-commands"}}, &list)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s", err, sayQEMU(p.Output()))
+		return nil, nil, fmt.Errorf("%w: %s", err, sayQEMU(p.Output()))
 	}
 	for _, c := range list {
 		names = append(names, c.Name)
 	}
-	return names, nil
+	list = nil
+	if err := client.Do(ctx, qmp.Command{Name: "query-migrate-capabilities"}, &list); err != nil {
+		return nil, nil, err
+	}
+	for _, c := range list {
+		capabilities = append(capabilities, c.Capability)
+	}
+	return names, capabilities, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/engine/qemu/qmp"
+	"forkd.dev/forkd/internal/memory"
 )
 
 // maxState bounds the device state of a checkpoint. Ours are below 100 KiB; a guest can only make them grow by what
@@ -46,7 +47,7 @@ func (e *Engine) restore(ctx context.Context, spec *engine.Spec, from *engine.Ch
 	if m.first, err = m.dialControl(ctx); err != nil {
 		return nil, errors.Join(m.failed(err), m.Close())
 	}
-	if err := m.load(ctx, from.State); err != nil {
+	if err := m.load(ctx, from); err != nil {
 		return nil, errors.Join(m.failed(err), m.Close())
 	}
 	return m, nil
@@ -65,6 +66,8 @@ func fits(host *host, spec *engine.Spec, from *engine.Checkpoint) error {
 			engine.ErrIncompatible, from.Format.MemoryBytes>>20, spec.MemoryBytes>>20)
 	case from.Memory == nil || from.Memory.Size() != spec.MemoryBytes:
 		return fmt.Errorf("%w: its memory image does not have the size its format says", engine.ErrIncompatible)
+	case from.Pages != nil && from.Pages.Size() != spec.MemoryBytes:
+		return fmt.Errorf("%w: its pages are not of a memory of the size its format says", engine.ErrIncompatible)
 	case len(from.State) == 0 || len(from.State) > maxState:
 		return fmt.Errorf("%w: a device state of %d bytes", engine.ErrIncompatible, len(from.State))
 	}
@@ -72,8 +75,15 @@ func fits(host *host, spec *engine.Spec, from *engine.Checkpoint) error {
 }
 
 // load sends the device state and returns when the guest's CPUs run. Everything is sent at once, before QEMU is even
-// up: it costs one round trip.
-func (m *machine) load(ctx context.Context, state []byte) error {
+// up: it costs one round trip. Pages over the image cost another.
+func (m *machine) load(ctx context.Context, from *engine.Checkpoint) error {
+	commands := []qmp.Command{{Name: "qmp_capabilities"}}
+	if from.Pages != nil {
+		if err := m.writePages(ctx, from.Pages); err != nil {
+			return err
+		}
+		commands = nil
+	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
@@ -82,20 +92,19 @@ func (m *machine) load(ctx context.Context, state []byte) error {
 	go func() {
 		defer close(written)
 		// An error here means that QEMU stopped reading; why, it says itself.
-		_, _ = w.Write(state)
+		_, _ = w.Write(from.State)
 		_ = w.Close()
 	}()
 	defer func() {
 		_ = w.Close()
 		<-written
 	}()
-	err = m.monitor.Batch(ctx, []qmp.Command{
-		{Name: "qmp_capabilities"},
+	err = m.monitor.Batch(ctx, append(commands, []qmp.Command{
 		{Name: "getfd", Args: map[string]string{"fdname": "state"}, File: r},
 		{Name: "migrate-incoming", Args: map[string]string{"uri": "fd:state"}},
 		// Carried out when the state has been loaded.
 		{Name: "cont"},
-	}, nil)
+	}...), nil)
 	_ = r.Close()
 	if err != nil {
 		return err
@@ -108,4 +117,17 @@ func (m *machine) load(ctx context.Context, state []byte) error {
 	case <-ctx.Done():
 		return fmt.Errorf("load device state: %w", context.Cause(ctx))
 	}
+}
+
+// writePages makes pages the machine's own before its devices are loaded: some of them look into the RAM then.
+func (m *machine) writePages(ctx context.Context, pages *memory.Pages) error {
+	// The answer comes from QEMU's main loop, which it reaches when the RAM is mapped.
+	if err := m.monitor.Handshake(ctx); err != nil {
+		return err
+	}
+	ram, err := memory.OpenProcess(m.process.PID(), m.spec.MemoryBytes)
+	if err != nil {
+		return err
+	}
+	return ram.Write(ctx, pages)
 }

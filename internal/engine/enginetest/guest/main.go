@@ -12,6 +12,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -28,6 +29,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, "guest: this program is the init of a test machine")
 		os.Exit(2)
 	}
+	// More threads than CPUs: the kernel is fairer to who answers than the runtime is beside threads that never pause.
+	runtime.GOMAXPROCS(4)
 	err := serve()
 	fmt.Println("guest: ended:", err)
 	// The kernel panics when its init ends, which ends the machine: a test sees the reason on the console.
@@ -81,6 +84,8 @@ func openPort() (*os.File, error) {
 
 type guest struct {
 	memory map[string][]byte
+	churn  *churn
+	ticker *ticker
 }
 
 // answer serves lines for ever. The port reads as ended while no host is connected, which is no error.
@@ -134,6 +139,20 @@ func (g *guest) do(cmd string, args []string) (string, error) {
 			return "", err
 		}
 		return disk(args[0], make([]byte, n), false)
+	case cmd == "churn" && len(args) == 2: // churn MIB RATE: rewrite memory without end; "check" looks whether it is whole.
+		c, err := startChurn(args[0], args[1])
+		if err != nil {
+			return "", err
+		}
+		g.churn = c
+		return "ok", nil
+	case cmd == "check" && g.churn != nil:
+		return g.churn.check()
+	case cmd == "tick":
+		if g.ticker == nil {
+			g.ticker = startTicker()
+		}
+		return fmt.Sprintf("ok %d", g.ticker.take()), nil
 	case cmd == "time":
 		var mono unix.Timespec
 		now := time.Now()

@@ -126,6 +126,41 @@ func (c *Client) Do(ctx context.Context, cmd Command, out any) error {
 // Batch sends several commands in one write and returns the first refusal, or nil when all were accepted; out
 // receives the answer of the last. QEMU executes them in order, and goes on after one that it refuses.
 func (c *Client) Batch(ctx context.Context, cmds []Command, out any) error {
+	var first error
+	err := c.exchange(ctx, cmds, func(i int, a answer) bool {
+		switch {
+		case a.err != nil:
+			first = a.err
+		case out != nil && i == len(cmds)-1:
+			if err := json.Unmarshal(a.value, out); err != nil {
+				first = fmt.Errorf("decode QEMU's answer to %s: %w", cmds[i].Name, err)
+			}
+		}
+		return first == nil
+	})
+	return errors.Join(first, err)
+}
+
+// Each is Batch that tells of every command whether it was refused. A command whose answer did not come has the reason
+// for that as its error; it may have been executed.
+func (c *Client) Each(ctx context.Context, cmds []Command) []error {
+	errs := make([]error, len(cmds))
+	answered := 0
+	err := c.exchange(ctx, cmds, func(i int, a answer) bool {
+		answered++
+		if a.err != nil {
+			errs[i] = a.err
+		}
+		return true
+	})
+	for i := answered; i < len(errs); i++ {
+		errs[i] = err
+	}
+	return errs
+}
+
+// exchange sends commands in one write and passes on the answers, in order, until each returns false.
+func (c *Client) exchange(ctx context.Context, cmds []Command, each func(int, answer) bool) error {
 	waits := make([]chan answer, len(cmds))
 	ids := make([]string, len(cmds))
 	defer c.forget(ids)
@@ -133,31 +168,35 @@ func (c *Client) Batch(ctx context.Context, cmds []Command, out any) error {
 		return err
 	}
 	for i, wait := range waits {
-		var a answer
-		select {
-		case a = <-wait:
-		case <-ctx.Done():
-			return fmt.Errorf("wait for QEMU's answer to %s: %w", cmds[i].Name, context.Cause(ctx))
-		case <-c.done:
-			// The answer may have been the last thing read.
-			select {
-			case a = <-wait:
-			default:
-				return fmt.Errorf("wait for QEMU's answer to %s: %w", cmds[i].Name, c.cause())
-			}
+		a, err := c.await(ctx, wait)
+		if err != nil {
+			return fmt.Errorf("wait for QEMU's answer to %s: %w", cmds[i].Name, err)
 		}
 		if a.err != nil {
 			a.err.Command = cmds[i].Name
-			return a.err
 		}
-		if out == nil || i < len(waits)-1 {
-			continue
-		}
-		if err := json.Unmarshal(a.value, out); err != nil {
-			return fmt.Errorf("decode QEMU's answer to %s: %w", cmds[i].Name, err)
+		if !each(i, a) {
+			return nil
 		}
 	}
 	return nil
+}
+
+func (c *Client) await(ctx context.Context, wait chan answer) (answer, error) {
+	select {
+	case a := <-wait:
+		return a, nil
+	case <-ctx.Done():
+		return answer{}, context.Cause(ctx)
+	case <-c.done:
+	}
+	// The answer may have been the last thing read.
+	select {
+	case a := <-wait:
+		return a, nil
+	default:
+		return answer{}, c.cause()
+	}
 }
 
 func (c *Client) send(ctx context.Context, cmds []Command, ids []string, waits []chan answer) error {

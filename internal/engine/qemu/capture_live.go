@@ -1,0 +1,367 @@
+package qemu
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/qemu/qmp"
+	"forkd.dev/forkd/internal/memory"
+)
+
+// pipeBytes is how far QEMU may be ahead of the drain.
+const pipeBytes = 1 << 20
+
+// captureFD is the monitor's name of the stream's descriptor.
+const captureFD = "capture"
+
+// liveCapture is a capture by QEMU's background snapshot: it write-protects the RAM, lets the guest run, and streams
+// the RAM of the instant, a page about to be written first.
+type liveCapture struct {
+	m       *machine
+	scratch *memory.Scratch
+	disk    *diskSwitch
+	stream  *os.File // our end
+	drained chan struct{}
+	state   []byte // set when drained
+	err     error
+	resumed time.Time
+	ended   time.Time
+}
+
+func (m *machine) captureLive(ctx context.Context, spec *engine.CaptureSpec, ram *memory.Process) (*engine.Capture, error) {
+	began := time.Now()
+	l := &liveCapture{m: m, drained: make(chan struct{})}
+	theirs, err := l.prepare(ctx, ram)
+	if err != nil {
+		return nil, err
+	}
+	go l.drain(spec.Progress)
+	// Ours goes once QEMU has its own: the stream ends when all of them are closed.
+	err = l.give(ctx, theirs, spec.DiskTop)
+	_ = theirs.Close()
+	if err != nil {
+		return nil, errors.Join(err, l.discard())
+	}
+	setup := time.Since(began)
+	if err := spec.Quiesce(ctx); err != nil {
+		return nil, errors.Join(err, l.undo(ctx))
+	}
+	pause, err := l.take(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &engine.Capture{Mode: engine.CaptureLive, Pause: pause, Setup: setup, Finish: l.finish}, nil
+}
+
+// prepare reserves what the capture needs and returns QEMU's end of the stream.
+func (l *liveCapture) prepare(ctx context.Context, ram *memory.Process) (*os.File, error) {
+	m := l.m
+	if err := m.populate(ctx, ram); err != nil {
+		return nil, err
+	}
+	var err error
+	if l.scratch, err = memory.NewScratch(m.spec.MemoryBytes); err != nil {
+		return nil, err
+	}
+	ours, theirs, err := os.Pipe()
+	if err != nil {
+		return nil, errors.Join(err, l.scratch.Close())
+	}
+	// Refused where a user has many pipes; then QEMU waits for the drain more often.
+	_, _ = unix.FcntlInt(theirs.Fd(), unix.F_SETPIPE_SZ, pipeBytes)
+	l.stream = ours
+	return theirs, nil
+}
+
+// populate fills the page tables of the guest's RAM by reading all of it from outside, once. QEMU does the same before
+// it protects, but in the pause.
+func (m *machine) populate(ctx context.Context, ram *memory.Process) error {
+	if m.populated {
+		return nil
+	}
+	if err := ram.Populate(ctx); err != nil {
+		return err
+	}
+	m.populated = true
+	return nil
+}
+
+// give hands QEMU all it needs before the pause.
+func (l *liveCapture) give(ctx context.Context, stream *os.File, diskTop string) error {
+	err := l.m.monitor.Batch(ctx, []qmp.Command{
+		{Name: "migrate-set-capabilities", Args: capability(backgroundSnapshot)},
+		{Name: "getfd", Args: map[string]string{"fdname": captureFD}, File: stream},
+	}, nil)
+	if err != nil {
+		return err
+	}
+	if l.disk, err = l.m.addTop(ctx, diskTop); err != nil {
+		return errors.Join(err, l.closeStream(ctx))
+	}
+	return nil
+}
+
+const backgroundSnapshot = "background-snapshot"
+
+func capability(name string) any {
+	return map[string]any{"capabilities": []any{map[string]any{"capability": name, "state": true}}}
+}
+
+// closeStream has QEMU close a stream that it has not begun to write.
+func (l *liveCapture) closeStream(ctx context.Context) error {
+	ctx, cancel := pauseContext(ctx)
+	defer cancel()
+	return l.m.monitor.Do(ctx, qmp.Command{Name: "closefd", Args: map[string]string{"fdname": captureFD}}, nil)
+}
+
+// undo gives back everything of a capture whose pause has not begun.
+func (l *liveCapture) undo(ctx context.Context) error {
+	ctx, cancel := pauseContext(ctx)
+	defer cancel()
+	return errors.Join(l.m.dropTop(ctx, l.disk), l.closeStream(ctx), l.discard())
+}
+
+// discard ends the drain and frees the memory.
+func (l *liveCapture) discard() error {
+	_ = l.stream.SetReadDeadline(time.Unix(1, 0))
+	<-l.drained
+	return l.scratch.Close()
+}
+
+// drain runs until the stream ends, or is cut by discard.
+func (l *liveCapture) drain(progress func(done, total int64)) {
+	defer close(l.drained)
+	tell := func(done int64) {
+		if progress != nil {
+			progress(done, l.m.spec.MemoryBytes)
+		}
+	}
+	l.state, l.err = drain(l.stream, fileSink{l.scratch.File()}, l.m.spec.MemoryBytes, tell)
+	l.ended = time.Now()
+	_ = l.stream.Close()
+}
+
+// take is the pause. QEMU ends it itself: it saves devices and CPUs, protects the RAM, and lets the CPUs run.
+func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
+	ctx, cancel := pauseContext(ctx)
+	defer cancel()
+	m := l.m
+	running := m.announced.expect("RESUME", nil)
+	defer m.announced.drop(running)
+	m.copying.Store(true)
+	stopped := time.Now()
+	errs := m.monitor.Each(ctx, []qmp.Command{
+		{Name: "stop"},
+		l.disk.command(),
+		{Name: "migrate", Args: map[string]string{"uri": "fd:" + captureFD}},
+	})
+	moved := errs[1] == nil
+	err := first(errs)
+	if err == nil {
+		err = l.awaitResume(ctx, running)
+	}
+	if err != nil {
+		return 0, l.fail(ctx, err, moved)
+	}
+	l.resumed = time.Now()
+	if m.paused {
+		err = m.monitor.Do(ctx, qmp.Command{Name: "stop"}, nil)
+	}
+	if err != nil {
+		return 0, l.fail(ctx, err, moved)
+	}
+	return l.resumed.Sub(stopped), nil
+}
+
+// awaitResume waits until the CPUs run. A snapshot that fails ends its stream instead.
+func (l *liveCapture) awaitResume(ctx context.Context, running *announcement) error {
+	select {
+	case <-running.seen:
+		return nil
+	case <-l.drained:
+		// All of a small memory may have come before the event is noticed.
+		if l.err == nil {
+			return nil
+		}
+		return l.explain(ctx)
+	case <-l.m.done:
+		return l.m.dead()
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the machine to run again: %w", context.Cause(ctx))
+	}
+}
+
+// fail ends a capture whose pause has begun, and has the machine run.
+func (l *liveCapture) fail(ctx context.Context, err error, moved bool) error {
+	err = errors.Join(err, l.m.settle(ctx, l.stream), l.discard())
+	l.m.copying.Store(false)
+	if moved {
+		return &engine.DiskMovedError{Err: err}
+	}
+	ctx, cancel := pauseContext(ctx)
+	defer cancel()
+	return errors.Join(err, l.m.dropTop(ctx, l.disk))
+}
+
+// finish waits for the end of the stream.
+func (l *liveCapture) finish(ctx context.Context) (*engine.Captured, error) {
+	c, err := l.complete(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("capture machine %s: copy its memory: %w", l.m.spec.ID, l.m.failed(err))
+	}
+	return c, nil
+}
+
+func (l *liveCapture) complete(ctx context.Context) (*engine.Captured, error) {
+	defer l.m.copying.Store(false)
+	select {
+	case <-l.drained:
+	case <-ctx.Done():
+	}
+	err := context.Cause(ctx)
+	if isClosed(l.drained) {
+		err = l.explain(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.m.settle(ctx, l.stream), l.discard())
+	}
+	image, err := l.scratch.Seal()
+	if err != nil {
+		return nil, errors.Join(err, l.scratch.Close())
+	}
+	return &engine.Captured{
+		Format: l.m.format, State: l.state, Image: image, Copied: l.ended.Sub(l.resumed),
+	}, nil
+}
+
+// explain says whether a stream that has ended is whole, and if not, what QEMU says of it.
+func (l *liveCapture) explain(ctx context.Context) error {
+	ctx, cancel := pauseContext(ctx)
+	defer cancel()
+	if isClosed(l.m.process.Done()) {
+		return errors.Join(qmp.ErrClosed, l.err)
+	}
+	status, err := l.m.migration(ctx)
+	switch {
+	case err != nil:
+		return errors.Join(err, l.err)
+	case l.err == nil && status.Status == "completed":
+		return nil
+	}
+	err = fmt.Errorf("QEMU's snapshot %s", status.Status)
+	if status.Error != "" {
+		err = fmt.Errorf("%w: %s", err, status.Error)
+	}
+	return errors.Join(err, l.err)
+}
+
+// migrationStatus is QEMU's view of the newest background snapshot.
+type migrationStatus struct {
+	Status string `json:"status"`
+	Error  string `json:"error-desc"`
+}
+
+func (s *migrationStatus) over() bool {
+	switch s.Status {
+	case "", "none", "completed", "failed", "cancelled":
+		return true
+	}
+	return false
+}
+
+func (m *machine) migration(ctx context.Context) (*migrationStatus, error) {
+	var s migrationStatus
+	if err := m.monitor.Do(ctx, qmp.Command{Name: "query-migrate"}, &s); err != nil {
+		return nil, err
+	}
+	return &s, nil
+}
+
+// settleTick is how often a QEMU that does not answer is rescued again.
+const settleTick = 5 * time.Millisecond
+
+// settle ends a background snapshot that failed or is not wanted, and returns when the monitor answers and the machine
+// runs as it did before. stream, if there is one, is our end of what QEMU writes.
+func (m *machine) settle(ctx context.Context, stream *os.File) error {
+	ctx, cancel := pauseContext(ctx)
+	defer cancel()
+	if stream != nil {
+		// A write that blocks does not notice a cancellation.
+		_ = stream.Close()
+	}
+	if err := m.settled(ctx); err != nil {
+		if isClosed(m.process.Done()) || errors.Is(err, qmp.ErrClosed) {
+			return nil // Why it ended is said elsewhere.
+		}
+		return fmt.Errorf("end QEMU's snapshot: %w", err)
+	}
+	return nil
+}
+
+func (m *machine) settled(ctx context.Context) error {
+	if err := m.insist(ctx, qmp.Command{Name: "migrate_cancel"}, nil); err != nil {
+		return err
+	}
+	tick := time.NewTicker(settleTick)
+	defer tick.Stop()
+	for {
+		var s migrationStatus
+		if err := m.insist(ctx, qmp.Command{Name: "query-migrate"}, &s); err != nil {
+			return err
+		}
+		if s.over() {
+			break
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for its end (%s): %w", s.Status, context.Cause(ctx))
+		}
+	}
+	// Whatever is protected now has nobody to serve it.
+	if err := rescue(m.process.PID()); err != nil {
+		return err
+	}
+	var status struct {
+		Running bool `json:"running"`
+	}
+	if err := m.insist(ctx, qmp.Command{Name: "query-status"}, &status); err != nil {
+		return err
+	}
+	if status.Running == !m.paused {
+		return nil
+	}
+	if m.paused {
+		return m.insist(ctx, qmp.Command{Name: "stop"}, nil)
+	}
+	return m.insist(ctx, qmp.Command{Name: "cont"}, nil)
+}
+
+// insist runs a command on a QEMU that may hang in a page fault, which it is rescued from until it answers.
+func (m *machine) insist(ctx context.Context, cmd qmp.Command, out any) error {
+	answer := make(chan error, 1)
+	var raw json.RawMessage
+	go func() { answer <- m.monitor.Do(ctx, cmd, &raw) }()
+	tick := time.NewTicker(settleTick)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-answer:
+			if err != nil || out == nil {
+				return err
+			}
+			return json.Unmarshal(raw, out)
+		case <-tick.C:
+			if err := rescue(m.process.PID()); err != nil {
+				return err
+			}
+		}
+	}
+}

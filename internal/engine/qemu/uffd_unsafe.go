@@ -1,0 +1,129 @@
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/memory"
+)
+
+// Of linux/userfaultfd.h.
+const (
+	uffdAPI          = 0xAA
+	uffdioAPI        = 0xc018aa3f
+	uffdioRegister   = 0xc020aa00
+	uffdioUnregister = 0x8010aa01
+	uffdioProtect    = 0xc018aa06
+
+	uffdFeatureWP  = 1 << 0
+	uffdRegisterWP = 1 << 1
+	uffdProtectWP  = 1 << 0
+	uffdCanProtect = 1 << 6 // in the answer to uffdioRegister
+)
+
+type uffdRange struct{ start, length uint64 }
+
+type uffdAPIArg struct{ api, features, ioctls uint64 }
+
+type uffdRegisterArg struct {
+	addresses    uffdRange
+	mode, ioctls uint64
+}
+
+type uffdProtectArg struct {
+	addresses uffdRange
+	mode      uint64
+}
+
+// uffdIoctl makes one request of a userfaultfd, also of another process's: the kernel knows whose memory it is.
+func uffdIoctl(fd int, request uintptr, arg unsafe.Pointer) error {
+	for {
+		// SAFETY: arg points to the struct the request takes, which is alive until the call returns: the callers pass
+		// the address of a variable of theirs. Addresses within it are the other process's and are not followed here.
+		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg))
+		switch errno {
+		case 0:
+			return nil
+		case unix.EAGAIN, unix.EINTR: // The process's mappings are changing at this moment.
+			continue
+		}
+		return errno
+	}
+}
+
+// release takes the protection from the ranges and wakes who waits, then ends their registration. Ending it alone wakes
+// nobody. A range of another userfaultfd, or one that is gone meanwhile, is left alone.
+func release(uffd int, ranges []addresses) error {
+	var errs []error
+	for _, r := range ranges {
+		protect := uffdProtectArg{addresses: uffdRange{r.start, r.length}}
+		if err := uffdIoctl(uffd, uffdioProtect, unsafe.Pointer(&protect)); err != nil {
+			if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+				errs = append(errs, fmt.Errorf("unprotect: %w", err))
+			}
+			continue
+		}
+		register := uffdRange{r.start, r.length}
+		if err := uffdIoctl(uffd, uffdioUnregister, unsafe.Pointer(&register)); err != nil && !errors.Is(err, unix.EINVAL) {
+			errs = append(errs, fmt.Errorf("unregister: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// protectionUnavailable tries what a live capture does, on the real kind of memory: it write-protects a private mapping
+// of a sealed memory file. It returns why that does not work here, with a remedy, or "".
+func protectionUnavailable(ctx context.Context) (string, error) {
+	const size = 4 * memory.PageSize
+	scratch, err := memory.NewScratch(size)
+	if err != nil {
+		return "", err
+	}
+	image, err := scratch.Seal()
+	if err != nil {
+		return "", errors.Join(err, scratch.Close())
+	}
+	defer func() { _ = image.Close() }()
+	if err := ctx.Err(); err != nil {
+		return "", context.Cause(ctx)
+	}
+	// SAFETY: a new mapping, used by address only and unmapped below; nothing points into it.
+	m, err := unix.Mmap(int(image.File().Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	if err != nil {
+		return "", fmt.Errorf("map a memory file: %w", err)
+	}
+	defer func() { _ = unix.Munmap(m) }()
+	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
+	switch errno {
+	case 0:
+	case unix.EPERM:
+		return "the kernel refuses userfaultfd to this user; run the daemon as root, or set sysctl vm.unprivileged_userfaultfd=1", nil
+	default:
+		return fmt.Sprintf("the kernel has no userfaultfd (%s); use one built with CONFIG_USERFAULTFD", errno), nil
+	}
+	uffd := os.NewFile(fd, "userfaultfd")
+	defer func() { _ = uffd.Close() }()
+	return protectOnce(int(fd), m), nil
+}
+
+func protectOnce(uffd int, m []byte) string {
+	api := uffdAPIArg{api: uffdAPI, features: uffdFeatureWP}
+	if err := uffdIoctl(uffd, uffdioAPI, unsafe.Pointer(&api)); err != nil || api.features&uffdFeatureWP == 0 {
+		return fmt.Sprintf("the kernel's userfaultfd cannot write-protect (%v); use Linux 5.19 or newer", err)
+	}
+	at := uffdRange{uint64(uintptr(unsafe.Pointer(&m[0]))), uint64(len(m))}
+	register := uffdRegisterArg{addresses: at, mode: uffdRegisterWP}
+	if err := uffdIoctl(uffd, uffdioRegister, unsafe.Pointer(&register)); err != nil || register.ioctls&uffdCanProtect == 0 {
+		return fmt.Sprintf("the kernel cannot write-protect mappings of memory files (%v); use Linux 5.19 or newer", err)
+	}
+	protect := uffdProtectArg{addresses: at, mode: uffdProtectWP}
+	if err := uffdIoctl(uffd, uffdioProtect, unsafe.Pointer(&protect)); err != nil {
+		return fmt.Sprintf("write-protecting a mapping of a memory file: %v; use Linux 5.19 or newer", err)
+	}
+	return ""
+}
