@@ -102,6 +102,12 @@ func (h Home) HotDisk(snapshotID string) string {
 // working directory is below it is one of ours: so a restarted daemon finds what an earlier one left.
 func (h Home) Machines() string { return filepath.Join(h.Root, "machines") }
 
+// MachineRecord says what a running machine is, in its directory.
+func MachineRecord(dir string) string { return filepath.Join(dir, "sandbox.json") }
+
+// MachineDisks holds the disk files of a machine. It is all of the machine's directory that the VM process may open.
+func MachineDisks(dir string) string { return filepath.Join(dir, "disk") }
+
 // Temp is for files on their way into the directories above; emptied when a daemon starts.
 func (h Home) Temp() string { return filepath.Join(h.Root, "tmp") }
 
