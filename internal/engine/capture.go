@@ -111,6 +111,9 @@ type Adopted struct {
 	// Disks are the files of its disk as it is now, top first: a capture that its daemon did not live to see the end of may
 	// have moved it to a new top.
 	Disks []string
+	// Memory is the sealed image the process says it was restored from, owned by the caller: its ID tells whether that is
+	// so. Nil if there is none.
+	Memory *memory.Image
 }
 
 // Detacher is implemented by machines that can be given up without being ended.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/memory"
 	"forkd.dev/forkd/internal/testenv"
 )
 
@@ -67,6 +68,7 @@ func testAdopt(t *testing.T, f *fixture) {
 		if !slices.Equal(again.Disks, append([]string{spec.Disk.Path}, spec.Disk.Backing...)) {
 			t.Errorf("its disk is %q, want %q over %q", again.Disks, spec.Disk.Path, spec.Disk.Backing)
 		}
+		f.checkImage(t, again.Memory)
 		g.Do("print 1 hello-again")
 		awaitConsole(t, again.Machine, "hello-again")
 		g.Close()
@@ -77,6 +79,7 @@ func testAdopt(t *testing.T, f *fixture) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	last.Memory.Close()
 	if err := last.Machine.Close(); err != nil {
 		t.Error(err)
 	}
@@ -85,6 +88,23 @@ func testAdopt(t *testing.T, f *fixture) {
 	}
 	if _, err := adopter.Adopt(t.Context(), a); !errors.Is(err, engine.ErrDead) {
 		t.Errorf("adopt a machine that has ended: %v, want ErrDead", err)
+	}
+}
+
+// checkImage: an adopted machine brings the image that it and its siblings stand on.
+func (f *fixture) checkImage(t *testing.T, image *memory.Image) {
+	t.Helper()
+	if image == nil {
+		t.Error("the adopted machine comes without its image")
+		return
+	}
+	defer image.Close()
+	want, err := f.checkpoint.Memory.ID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := image.ID(); err != nil || got != want {
+		t.Errorf("its image is %+v, %v, want %+v", got, err, want)
 	}
 }
 
@@ -117,6 +137,7 @@ func testAdoptRefuses(t *testing.T, adopter engine.Adopter, a *engine.Adoption) 
 			t.Errorf("adopted with paused %v, the guest answers: %v", want.Paused, err)
 		}
 		cancel()
+		m.Memory.Close()
 		detach(t, m.Machine)
 	}
 }

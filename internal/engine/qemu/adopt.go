@@ -13,6 +13,7 @@ import (
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/engine/qemu/qmp"
+	"forkd.dev/forkd/internal/memory"
 	"forkd.dev/forkd/internal/proc"
 	"forkd.dev/forkd/internal/undo"
 )
@@ -28,7 +29,12 @@ func (e *Engine) Adopt(ctx context.Context, a *engine.Adoption) (engine.Adopted,
 	if err != nil {
 		return engine.Adopted{}, fmt.Errorf("adopt machine %s: %w", a.Spec.ID, err)
 	}
-	return engine.Adopted{Machine: m, Disks: disks}, nil
+	// A machine that booted has no image, and none can be adopted as one; whoever misses it says so.
+	image, err := memory.OpenImage(procFD(a.Ref.PID, fdRAM), a.Spec.MemoryBytes)
+	if err != nil {
+		image = nil
+	}
+	return engine.Adopted{Machine: m, Disks: disks, Memory: image}, nil
 }
 
 func (e *Engine) adopt(ctx context.Context, a *engine.Adoption) (*machine, []string, error) {
@@ -52,6 +58,7 @@ func (e *Engine) adopt(ctx context.Context, a *engine.Adoption) (*machine, []str
 	if err != nil {
 		return nil, nil, err
 	}
+	m.live = e.liveReason
 	undoes.Keep()
 	disks, err := m.takeUp(ctx, a.Paused)
 	if err != nil {
@@ -101,9 +108,11 @@ func connect(ctx context.Context, a *engine.Adoption, process *proc.Process) (*m
 	return m, nil
 }
 
+func procFD(pid, fd int) string { return filepath.Join("/proc", strconv.Itoa(pid), "fd", strconv.Itoa(fd)) }
+
 // reopenMemfd opens a memory file that a VM process of ours was given as its descriptor fd.
 func reopenMemfd(pid, fd int, name string) (*os.File, error) {
-	path := filepath.Join("/proc", strconv.Itoa(pid), "fd", strconv.Itoa(fd))
+	path := procFD(pid, fd)
 	link, err := os.Readlink(path)
 	if err != nil {
 		return nil, err
@@ -117,14 +126,19 @@ func reopenMemfd(pid, fd int, name string) (*os.File, error) {
 // takeUp ends what the daemon before had begun with the machine, lets it run or stand still as it is meant to, and
 // says which files its disk is made of.
 func (m *machine) takeUp(ctx context.Context, paused bool) ([]string, error) {
-	if err := m.monitor.Handshake(ctx); err != nil {
+	if err := m.acquire(ctx); err != nil {
+		return nil, err
+	}
+	defer m.release()
+	m.paused = paused
+	// A QEMU whose capture ended with its reader may hang in the first page fault that nobody serves.
+	if err := m.insist(ctx, qmp.Command{Name: "qmp_capabilities"}, nil); err != nil {
 		return nil, err
 	}
 	var status struct {
-		Status  string `json:"status"`
-		Running bool   `json:"running"`
+		Status string `json:"status"`
 	}
-	if err := m.monitor.Do(ctx, qmp.Command{Name: "query-status"}, &status); err != nil {
+	if err := m.insist(ctx, qmp.Command{Name: "query-status"}, &status); err != nil {
 		return nil, err
 	}
 	switch status.Status {
@@ -133,20 +147,73 @@ func (m *machine) takeUp(ctx context.Context, paused bool) ([]string, error) {
 	case "shutdown", "internal-error", "guest-panicked":
 		return nil, fmt.Errorf("%w: its state is %s", engine.ErrDead, status.Status)
 	}
-	if err := m.setRunning(ctx, status.Running, !paused); err != nil {
+	if err := m.settled(ctx); err != nil {
+		return nil, fmt.Errorf("end the capture of an earlier daemon: %w", err)
+	}
+	if err := m.endJobs(ctx); err != nil {
+		return nil, fmt.Errorf("end what an earlier daemon did with the disk: %w", err)
+	}
+	if err := m.dropLeft(ctx); err != nil {
 		return nil, err
 	}
 	return m.diskFiles(ctx)
 }
 
-func (m *machine) setRunning(ctx context.Context, is, want bool) error {
-	switch {
-	case is && !want:
-		return m.monitor.Do(ctx, qmp.Command{Name: "stop"}, nil)
-	case !is && want:
-		return m.monitor.Do(ctx, qmp.Command{Name: "cont"}, nil)
+// endJobs cancels what is being done with the disk. What a commit has moved already is where it was, too.
+func (m *machine) endJobs(ctx context.Context) error {
+	tick := time.NewTicker(settleTick)
+	defer tick.Stop()
+	for {
+		var jobs []struct {
+			Device string `json:"device"`
+		}
+		if err := m.monitor.Do(ctx, qmp.Command{Name: "query-block-jobs"}, &jobs); err != nil {
+			return err
+		}
+		if len(jobs) == 0 {
+			return nil
+		}
+		for _, j := range jobs {
+			err := m.monitor.Do(ctx, qmp.Command{Name: "block-job-cancel", Args: map[string]string{"device": j.Device}}, nil)
+			if refused(err) != nil { // A job may have ended meanwhile, or be ending.
+				return err
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// dropLeft closes what an earlier daemon had opened or handed over for a capture that it did not get to. QEMU refuses to
+// close what is in use.
+func (m *machine) dropLeft(ctx context.Context) error {
+	var nodes []struct {
+		Name string `json:"node-name"`
+	}
+	if err := m.monitor.Do(ctx, qmp.Command{Name: "query-named-block-nodes", Args: map[string]any{"flat": true}}, &nodes); err != nil {
+		return err
+	}
+	cmds := []qmp.Command{{Name: "closefd", Args: map[string]string{"fdname": captureFD}}}
+	for _, n := range nodes {
+		cmds = append(cmds, qmp.Command{Name: "blockdev-del", Args: map[string]string{"node-name": n.Name}})
+	}
+	for _, cmd := range cmds {
+		if err := refused(m.monitor.Do(ctx, cmd, nil)); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// refused is err unless QEMU only refused.
+func refused(err error) error {
+	if _, ok := errors.AsType[*qmp.Error](err); ok {
+		return nil
+	}
+	return err
 }
 
 // diskImage is one file of a disk in QEMU's answer to query-block.
