@@ -29,6 +29,7 @@ const (
 	Resuming   Work = "resume"
 	Suspending Work = "suspend"
 	Waking     Work = "wake"
+	Shortening Work = "shortening of its disk" // the host's own; others wait for it
 )
 
 // ErrState is wrapped by refusals of a transition or of an operation in a state.
@@ -60,7 +61,7 @@ func Begin(s State, doing, work Work) error {
 	}
 	var from []State
 	switch work {
-	case Branching, Suspending:
+	case Branching, Suspending, Shortening:
 		from = []State{Running, Paused}
 	case Pausing, Resuming:
 		from = []State{Running, Paused}

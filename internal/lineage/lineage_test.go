@@ -2,6 +2,7 @@ package lineage
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,11 +49,37 @@ func TestSandboxIDsAreValidAndDiffer(t *testing.T) {
 }
 
 func TestStates(t *testing.T) {
-	if err := Running.To(Failed); err != nil {
-		t.Error(err)
+	all := []State{Running, Paused, Suspended, Failed}
+	may := map[State][]State{Running: {Paused, Suspended, Failed}, Paused: {Running, Suspended, Failed}, Suspended: {Running, Failed}}
+	for _, from := range all {
+		for _, to := range all {
+			err := from.To(to)
+			if want := slices.Contains(may[from], to); (err == nil) != want {
+				t.Errorf("%s → %s: %v, allowed is %v", from, to, err, want)
+			}
+			if err != nil && !errors.Is(err, ErrState) {
+				t.Errorf("%s → %s: %v, want ErrState", from, to, err)
+			}
+		}
 	}
-	if err := Failed.To(Running); !errors.Is(err, ErrState) {
-		t.Errorf("failed → running: %v, want ErrState", err)
+}
+
+func TestBegin(t *testing.T) {
+	from := map[Work][]State{
+		Branching: {Running, Paused}, Pausing: {Running, Paused}, Resuming: {Running, Paused}, Suspending: {Running, Paused, Suspended},
+		Waking: {Suspended, Running}, Shortening: {Running, Paused},
+	}
+	for work, states := range from {
+		for _, s := range []State{Running, Paused, Suspended, Failed} {
+			if err := Begin(s, "", work); (err == nil) != slices.Contains(states, s) {
+				t.Errorf("%s of a sandbox that is %s: %v", work, s, err)
+			}
+			for doing := range from {
+				if err := Begin(s, doing, work); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), string(doing)) {
+					t.Errorf("%s during %s: %v, want ErrState with the reason", work, doing, err)
+				}
+			}
+		}
 	}
 }
 
