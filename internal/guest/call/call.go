@@ -74,16 +74,42 @@ func Run(ctx context.Context, o Opener, req wire.StartRequest, stdin io.Reader, 
 		none := false
 		req.Stdin = &none
 	}
+	kind := wire.KindStdin
+	if req.PTY != nil {
+		kind = wire.KindPTY
+	}
 	var end *wire.ProcessEnd
 	err := with(ctx, o, wire.MethodProcessStart, req, func(s *wire.Stream) error {
 		var err error
-		end, err = follow(s, req, stdin, out, started)
+		end, err = follow(s, kind, stdin, out, started)
 		return err
 	})
 	return end, err
 }
 
-func follow(s *wire.Stream, req wire.StartRequest, stdin io.Reader, out Output, started Started) (*wire.ProcessEnd, error) {
+// Connect attaches to a process that somebody else started, or that was running when the sandbox's snapshot was taken,
+// and returns how it ended. First comes what it printed while nobody was attached, as far as that was kept. Stdin is fed
+// to it if given, and its end then closes the process's; a terminal has no such end. When ctx ends the process goes on.
+func Connect(ctx context.Context, o Opener, which wire.ProcessSelector, stdin io.Reader, out Output, started Started) (*wire.ProcessEnd, error) {
+	var end *wire.ProcessEnd
+	err := with(ctx, o, wire.MethodProcessConnect, wire.ConnectRequest{Process: which}, func(s *wire.Stream) error {
+		var err error
+		end, err = follow(s, wire.KindStdin, stdin, out, started)
+		return err
+	})
+	return end, err
+}
+
+// Processes lists those that were started through the agent and run.
+func Processes(ctx context.Context, o Opener) ([]wire.ProcessInfo, error) {
+	var list wire.ProcessList
+	if err := Unary(ctx, o, wire.MethodProcessList, struct{}{}, &list); err != nil {
+		return nil, err
+	}
+	return list.Processes, nil
+}
+
+func follow(s *wire.Stream, input wire.Kind, stdin io.Reader, out Output, started Started) (*wire.ProcessEnd, error) {
 	for {
 		kind, payload, err := s.Recv()
 		if err != nil {
@@ -106,20 +132,16 @@ func follow(s *wire.Stream, req wire.StartRequest, stdin io.Reader, out Output, 
 			if started != nil {
 				started(e.Start.PID)
 			}
-			feed(s, req, stdin)
+			feed(s, input, stdin)
 		}
 	}
 }
 
 // feed copies standard input in the background. Nobody waits for it: its reader may be a terminal, whose read cannot
 // be broken off; when the call ends its next write fails and it ends.
-func feed(s *wire.Stream, req wire.StartRequest, stdin io.Reader) {
+func feed(s *wire.Stream, kind wire.Kind, stdin io.Reader) {
 	if stdin == nil {
 		return
-	}
-	kind := wire.KindStdin
-	if req.PTY != nil {
-		kind = wire.KindPTY
 	}
 	go func() {
 		if err := send(s, kind, stdin); err == nil && kind == wire.KindStdin {
