@@ -4,52 +4,37 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"os"
 	"slices"
-	"sync"
-	"time"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/client"
+	"forkd.dev/forkd/internal/cli/plot"
 )
 
-// benchReport is what `bench fork --json` prints. Times are milliseconds as this client measured them.
-type benchReport struct {
-	Host        *api.HostInfo `json:"host"`
-	Tag         string        `json:"tag"`
-	Expression  string        `json:"expression"`
-	Single      spread        `json:"single_ms"` // one child: request to its first evaluated expression
-	N           int           `json:"n"`
-	ForkMS      float64       `json:"fork_ms"`         // n children: request to all awake
-	AllMS       float64       `json:"all_answered_ms"` // n children: request to the last one's first evaluated expression
-	FirstEval   spread        `json:"first_eval_ms"`   // round trip of each child's first evaluation, all at once
-	Eval        spread        `json:"eval_ms"`         // round trip in one child, warm
-	Exec        spread        `json:"exec_ms"`         // round trip of /bin/true in one child, warm
-	Own         spread        `json:"own_mib"`         // own memory of the n children after one evaluation
-	OwnTotal    float64       `json:"own_total_mib"`
-	SharedOnce  float64       `json:"shared_once_mib"` // the snapshot's pages, which all children map
-	ColdMS      float64       `json:"cold_ms"`         // boot and warm-up in this run; 0 without --cold
-	ColdPerFork float64       `json:"cold_to_fork"`    // ratio to the median of single
-}
-
-// spread is a sample's minimum, median, 90th percentile and maximum.
+// spread sums a sample up.
 type spread struct {
-	Runs int     `json:"runs"`
-	Min  float64 `json:"min"`
-	P50  float64 `json:"p50"`
-	P90  float64 `json:"p90"`
-	Max  float64 `json:"max"`
+	Runs  int     `json:"runs"`
+	First float64 `json:"first"` // in the order of measuring
+	Min   float64 `json:"min"`
+	P50   float64 `json:"p50"`
+	P90   float64 `json:"p90"`
+	P99   float64 `json:"p99"`
+	Max   float64 `json:"max"`
 }
 
 func spreadOf(v []float64) spread {
 	if len(v) == 0 {
 		return spread{}
 	}
-	v = slices.Sorted(slices.Values(v))
-	at := func(q float64) float64 { return v[int(q*float64(len(v)-1)+0.5)] }
-	return spread{Runs: len(v), Min: v[0], P50: at(0.5), P90: at(0.9), Max: v[len(v)-1]}
+	sorted := slices.Sorted(slices.Values(v))
+	return spread{
+		Runs: len(v), First: v[0], Min: sorted[0], P50: plot.Percentile(sorted, 0.5), P90: plot.Percentile(sorted, 0.9),
+		P99: plot.Percentile(sorted, 0.99), Max: sorted[len(sorted)-1],
+	}
 }
 
 func (a *App) bench() *cobra.Command {
@@ -57,220 +42,42 @@ func (a *App) bench() *cobra.Command {
 		Use: "bench", Short: "Measure this host", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	b := bencher{a: a}
-	fork := &cobra.Command{
-		Use: "fork", Short: "Measure forks, evaluations and memory, beside the host's facts", Args: cobra.NoArgs,
-		Long: "Forks one child many times, then n at once, and reports times to their first answers, round trips and memory.\n" +
-			"Nothing is pre-started. With --cold the recipe is booted and warmed anew in the same run, for the ratio.",
-		RunE: func(cmd *cobra.Command, _ []string) error { return b.run(cmd.Context()) },
-	}
-	fork.Flags().StringVar(&b.tag, "tag", quickstartTag, "the snapshot")
-	fork.Flags().IntVarP(&b.n, "n", "n", 100, "children at once")
-	fork.Flags().IntVar(&b.runs, "runs", 20, "single forks, evaluations and commands")
-	fork.Flags().StringVar(&b.code, "code", "int(numpy.arange(10).sum())", "the expression")
-	fork.Flags().StringVar(&b.cold, "cold", "", "recipe to boot and warm anew, e.g. python-numpy")
-	cmd.AddCommand(fork)
+	cmd.AddCommand(a.benchFork(), a.benchBranch())
 	return cmd
 }
 
-type bencher struct {
-	a       *App
-	c       *client.Client
-	tag     string
-	n, runs int
-	code    string
-	cold    string
-}
-
+// benchLabel marks what a benchmark made, so that nothing else is removed after it.
 const benchLabel = "forkd.bench"
 
-func (b *bencher) run(ctx context.Context) (err error) {
-	if b.n < 1 || b.runs < 1 {
-		return usage("-n and --runs are at least 1")
-	}
-	if b.c, err = b.a.connect(ctx); err != nil {
-		return err
-	}
-	defer b.c.Close()
-	r := &benchReport{Tag: b.tag, N: b.n, Expression: b.code}
-	if r.Host, err = b.c.Host(ctx); err != nil {
-		return err
-	}
-	info, err := b.c.SnapshotInfo(ctx, b.tag)
-	if err != nil {
-		return b.a.elsewhere(err, b.c, b.tag)
-	}
-	r.SharedOnce = float64(info.MemoryOwnBytes) / (1 << 20)
-	defer func() { err = errors.Join(err, b.cleanUp(context.WithoutCancel(ctx))) }()
-	for _, part := range []func(context.Context, *benchReport) error{b.single, b.many, b.coldStart} {
-		if err := part(ctx, r); err != nil {
-			return err
-		}
-	}
-	return b.a.show(r, func(w io.Writer) error { return printBench(w, r) })
-}
+func benchLabels() map[string]string { return map[string]string{benchLabel: "yes"} }
 
-func (b *bencher) cleanUp(ctx context.Context) error {
-	list, err := b.c.Sandboxes(ctx, []string{benchLabel + "=yes"})
+// endBenchmarked ends the sandboxes of a benchmark, of this one or of one that was killed.
+func endBenchmarked(ctx context.Context, c *client.Client) error {
+	list, err := c.Sandboxes(ctx, []string{benchLabel + "=yes"})
 	if err != nil {
 		return err
 	}
 	for _, s := range list {
-		err = errors.Join(err, b.c.Kill(ctx, s.ID))
+		if killErr := c.Kill(ctx, s.ID); killErr != nil && !isCode(killErr, api.CodeNotFound) {
+			err = errors.Join(err, killErr)
+		}
 	}
 	return err
 }
 
-func (b *bencher) fork(ctx context.Context, n int) ([]api.Sandbox, error) {
-	return b.c.Fork(ctx, api.ForkRequest{SnapshotTag: b.tag, N: &n, Labels: map[string]string{benchLabel: "yes"}})
+func isCode(err error, code api.Code) bool {
+	e, ok := errors.AsType[*api.Error](err)
+	return ok && e.Code == code
 }
 
-// eval and exec are the API's calls that SDKs make, over a connection that is kept.
-func (b *bencher) eval(ctx context.Context, id string) (float64, error) {
-	start := time.Now()
-	res, err := b.c.Eval(ctx, id, api.EvalRequest{Code: b.code})
-	if err != nil {
-		return 0, err
+// hostLine is what figures without it are worth nothing.
+func hostLine(h *api.HostInfo) string {
+	load := make([]string, len(h.LoadAverage))
+	for i, l := range h.LoadAverage {
+		load[i] = fmt.Sprintf("%.2f", l)
 	}
-	if res.Error != nil {
-		return 0, fmt.Errorf("evaluate %q: %s", b.code, *res.Error)
-	}
-	return since(start), nil
-}
-
-func (b *bencher) exec(ctx context.Context, id string) (float64, error) {
-	start := time.Now()
-	res, err := b.c.Exec(ctx, id, api.ExecRequest{Args: []string{"/bin/true"}})
-	if err != nil {
-		return 0, err
-	}
-	if res.ExitCode != 0 {
-		return 0, fmt.Errorf("/bin/true: exit code %d", res.ExitCode)
-	}
-	return since(start), nil
-}
-
-// single forks one child again and again, and measures warm round trips in the last one.
-func (b *bencher) single(ctx context.Context, r *benchReport) error {
-	b.a.progress("forking one child, %d times", b.runs)
-	var times, evals, execs []float64
-	for i := range b.runs + 1 {
-		start := time.Now()
-		children, err := b.fork(ctx, 1)
-		if err != nil {
-			return err
-		}
-		id := children[0].ID
-		if _, err := b.eval(ctx, id); err != nil {
-			return err
-		}
-		if i > 0 { // the first makes the image hot
-			times = append(times, since(start))
-		}
-		if i == b.runs {
-			for range b.runs {
-				e, err := b.eval(ctx, id)
-				if err != nil {
-					return err
-				}
-				x, err := b.exec(ctx, id)
-				if err != nil {
-					return err
-				}
-				evals, execs = append(evals, e), append(execs, x)
-			}
-		}
-		if err := b.c.Kill(ctx, id); err != nil {
-			return err
-		}
-	}
-	r.Single, r.Eval, r.Exec = spreadOf(times), spreadOf(evals), spreadOf(execs)
-	return nil
-}
-
-// many forks n at once and evaluates in all of them at once.
-func (b *bencher) many(ctx context.Context, r *benchReport) error {
-	b.a.progress("forking %d children at once", b.n)
-	start := time.Now()
-	children, err := b.fork(ctx, b.n)
-	if err != nil {
-		return err
-	}
-	r.ForkMS = since(start)
-	times, errs := make([]float64, len(children)), make([]error, len(children))
-	var wg sync.WaitGroup
-	for i, s := range children {
-		wg.Go(func() { times[i], errs[i] = b.eval(ctx, s.ID) })
-	}
-	wg.Wait()
-	r.AllMS = since(start)
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	r.FirstEval = spreadOf(times)
-	list, err := b.c.Sandboxes(ctx, []string{benchLabel + "=yes"})
-	if err != nil {
-		return err
-	}
-	var own []float64
-	for _, s := range list {
-		mib := float64(s.MemoryOwnBytes) / (1 << 20)
-		own = append(own, mib)
-		r.OwnTotal += mib
-	}
-	r.Own = spreadOf(own)
-	return nil
-}
-
-// coldStart boots and warms the recipe anew under a tag of its own: what a child would cost without forks.
-func (b *bencher) coldStart(ctx context.Context, r *benchReport) error {
-	if b.cold == "" {
-		return nil
-	}
-	if err := b.cleanUp(ctx); err != nil {
-		return err
-	}
-	dir, file, err := openRecipe(b.cold)
-	if err != nil {
-		return err
-	}
-	const tag = "forkd-bench-cold"
-	snap, err := b.a.doBuild(ctx, b.c, dir, file, client.BuildOptions{Tag: tag, Replace: true})
-	if err != nil {
-		return err
-	}
-	info, err := b.c.SnapshotInfo(ctx, snap.Tag)
-	if err != nil {
-		return err
-	}
-	r.ColdMS = info.BootMS + info.WarmMS
-	r.ColdPerFork = r.ColdMS / r.Single.P50
-	return b.c.RemoveSnapshot(ctx, tag)
-}
-
-func printBench(w io.Writer, r *benchReport) error {
-	line := func(name, unit string, s spread) []string {
-		f := func(v float64) string { return fmt.Sprintf("%.1f", v) }
-		return []string{name + " (" + unit + ")", fmt.Sprint(s.Runs), f(s.Min), f(s.P50), f(s.P90), f(s.Max)}
-	}
-	fmt.Fprintf(w, "%s, %d × %s, %v %v under %v, snapshot %s\n\n", r.Host.Kernel, r.Host.CPUs, r.Host.CPUModel,
-		engineFact(r.Host, "engine"), engineFact(r.Host, "version"), engineFact(r.Host, "accelerator"), r.Tag)
-	err := table(w, "WHAT | RUNS | MIN | P50 | P90 | MAX", [][]string{
-		line("one child, request to first answer", "ms", r.Single),
-		line("evaluation, warm", "ms", r.Eval),
-		line("exec of /bin/true, warm", "ms", r.Exec),
-		line(fmt.Sprintf("first evaluation in each of %d at once", r.N), "ms", r.FirstEval),
-		line("own memory of a child", "MiB", r.Own),
-	})
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(w, "\n%d children: awake after %.0f ms, all answered after %.0f ms; own memory %.0f MiB together, shared once %.0f MiB\n",
-		r.N, r.ForkMS, r.AllMS, r.OwnTotal, r.SharedOnce)
-	if r.ColdMS > 0 {
-		fmt.Fprintf(w, "cold boot and warm-up in this run: %.0f ms, %.0f times one fork\n", r.ColdMS, r.ColdPerFork)
-	}
-	return nil
+	return fmt.Sprintf("%s, %d × %s, %v %v under %v, store on %s, load %s", h.Kernel, h.CPUs, h.CPUModel, engineFact(h, "engine"),
+		engineFact(h, "version"), engineFact(h, "accelerator"), h.StoreFilesystem, strings.Join(load, " "))
 }
 
 func engineFact(h *api.HostInfo, key string) any {
@@ -278,4 +85,20 @@ func engineFact(h *api.HostInfo, key string) any {
 		return f[key]
 	}
 	return "?"
+}
+
+// drawTo writes a figure to a file, if one is asked for.
+func (a *App) drawTo(path string, f *plot.Figure) error {
+	if path == "" {
+		return nil
+	}
+	file, err := os.Create(path)
+	if err != nil {
+		return fmt.Errorf("draw: %w", err)
+	}
+	if err := errors.Join(f.Write(file), file.Close()); err != nil {
+		return err
+	}
+	a.progress("drawn: %s", path)
+	return nil
 }

@@ -84,6 +84,11 @@ func (a *App) doBuild(ctx context.Context, c *client.Client, dir fs.FS, file str
 	if err != nil {
 		return nil, err
 	}
+	return a.buildText(ctx, c, dir, file, text, opts)
+}
+
+// buildText is doBuild of a recipe that is in memory; dir may be nil when it names no files.
+func (a *App) buildText(ctx context.Context, c *client.Client, dir fs.FS, file string, text []byte, opts client.BuildOptions) (*api.Snapshot, error) {
 	recipe, err := image.ParseRecipe(file, text)
 	if err != nil {
 		return nil, err
