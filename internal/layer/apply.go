@@ -21,50 +21,12 @@ func (s *Store) Apply(ctx context.Context, d Digest, sink Sink) error {
 	if err != nil {
 		return err
 	}
-	for _, r := range m.runs {
-		if !r.zero {
-			continue
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		if err := sink.Zero(r.first*m.pageSize, r.count*m.pageSize); err != nil {
-			return fmt.Errorf("apply layer %s: zero %d bytes at %d: %w", d, r.count*m.pageSize, r.first*m.pageSize, err)
-		}
-	}
-	pieces, err := m.pieces()
-	if err != nil {
-		return corrupt("map of layer %s: %w", d, err)
-	}
-	if err := s.applyChunks(ctx, m.chunks, pieces, sink); err != nil {
+	st := &Stack{store: s}
+	if err := st.below(m); err != nil {
 		return fmt.Errorf("apply layer %s: %w", d, err)
 	}
-	return nil
-}
-
-func (s *Store) applyChunks(ctx context.Context, chunks []chunkRef, pieces []piece, sink Sink) error {
-	return parallel(ctx, len(chunks), func() (worker, error) {
-		r, err := s.newChunkReader()
-		if err != nil {
-			return worker{}, err
-		}
-		do := func(i int) error {
-			plain, err := r.read(chunks[i])
-			if err != nil {
-				return err
-			}
-			return pieces[i].writeTo(sink, plain)
-		}
-		return worker{do, r.close}, nil
-	})
-}
-
-func (p piece) writeTo(sink Sink, plain []byte) error {
-	for _, seg := range p.segments {
-		if _, err := sink.WriteAt(plain[:seg.length], seg.offset); err != nil {
-			return fmt.Errorf("write %d bytes at %d: %w", seg.length, seg.offset, err)
-		}
-		plain = plain[seg.length:]
+	if err := st.Apply(ctx, sink); err != nil {
+		return fmt.Errorf("apply layer %s: %w", d, err)
 	}
 	return nil
 }

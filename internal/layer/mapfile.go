@@ -2,7 +2,6 @@ package layer
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math/bits"
 )
@@ -218,27 +217,4 @@ func cut(runs []run, pageSize int64) []piece {
 	}
 	flush()
 	return pieces
-}
-
-// pieces finds the place of every chunk of a checked map.
-func (m *pageMap) pieces() ([]piece, error) {
-	pieces := make([]piece, len(m.chunks))
-	next, done := 0, int64(0) // the data run being consumed, and how many of its bytes are
-	for i, c := range m.chunks {
-		p := piece{length: c.length}
-		for left := c.length; left > 0; {
-			for next < len(m.runs) && (m.runs[next].zero || done == m.runs[next].count*m.pageSize) {
-				next, done = next+1, 0
-			}
-			if next == len(m.runs) {
-				return nil, errors.New("layer map has more chunk data than pages")
-			}
-			r := m.runs[next]
-			n := min(left, r.count*m.pageSize-done)
-			p.segments = append(p.segments, segment{r.first*m.pageSize + done, n})
-			left, done = left-n, done+n
-		}
-		pieces[i] = p
-	}
-	return pieces, nil
 }

@@ -95,26 +95,35 @@ func FuzzDecodeMap(f *testing.F) {
 		if !bytes.Equal(m.encode(), b) {
 			t.Fatal("one map has two encodings")
 		}
-		pieces, err := m.pieces()
-		if err != nil {
+		st := &Stack{}
+		if err := st.below(m); err != nil {
 			t.Fatal(err)
 		}
+		var p plan
 		var sum int64
-		for _, p := range pieces {
-			for _, s := range p.segments {
-				if s.offset < 0 || s.length <= 0 || s.offset+s.length > m.size {
-					t.Fatalf("segment %+v outside of %d bytes", s, m.size)
+		for _, r := range st.runs {
+			if r.offset < 0 || r.length <= 0 || r.end() > m.size {
+				t.Fatalf("run %+v outside of %d bytes", r, m.size)
+			}
+			if !r.zero {
+				p.add(st, r, r.offset)
+			}
+		}
+		for _, u := range p.chunks {
+			for _, part := range u.parts {
+				if part.in < 0 || part.length <= 0 || part.in+part.length > u.chunk.length || part.to+part.length > m.size {
+					t.Fatalf("part %+v of a chunk of %d bytes", part, u.chunk.length)
 				}
-				sum += s.length
+				sum += part.length
 			}
 		}
 		if sum != m.dataBytes() {
-			t.Fatalf("pieces hold %d bytes, runs %d", sum, m.dataBytes())
+			t.Fatalf("parts hold %d bytes, runs %d", sum, m.dataBytes())
 		}
 	})
 }
 
-func TestCutAgreesWithPieces(t *testing.T) {
+func TestCutAgreesWithPlan(t *testing.T) {
 	const page = 4096
 	m := &pageMap{pageSize: page, size: 64 << 20}
 	for first := int64(0); first < m.size/page-700; {
@@ -135,12 +144,35 @@ func TestCutAgreesWithPieces(t *testing.T) {
 	if err := m.check(); err != nil {
 		t.Fatal(err)
 	}
-	pieces, err := m.pieces()
-	if err != nil {
+	st := &Stack{}
+	if err := st.below(m); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(cuts, pieces, unexported); diff != "" {
+	var p plan
+	for i := range m.chunks {
+		m.chunks[i].digest[0], m.chunks[i].digest[1] = byte(i), byte(i>>8) // all different
+	}
+	for _, r := range st.runs {
+		if !r.zero {
+			p.add(st, r, r.offset)
+		}
+	}
+	var planned []piece
+	for _, u := range p.chunks {
+		planned = append(planned, piece{length: u.chunk.length})
+		for _, part := range u.parts {
+			last := &planned[len(planned)-1]
+			last.segments = append(last.segments, segment{part.to, part.length})
+		}
+	}
+	if diff := cmp.Diff(cuts, planned, unexported); diff != "" {
 		t.Error(diff)
+	}
+	// A layer that stands alone is cut anew as it was.
+	for i, p := range st.recut() {
+		if p.reuse == nil && p.length >= minReuse || p.length != cuts[i].length {
+			t.Errorf("piece %d of %d bytes is cut anew: %+v", i, cuts[i].length, p)
+		}
 	}
 }
 

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // Errors a Store may wrap.
@@ -27,7 +29,8 @@ const maxDepth = 1024
 
 // Store is one directory of layers, owned by one process at a time. All methods are safe for concurrent use.
 type Store struct {
-	dir string
+	dir    string
+	syncfs func(fd int) error // unix.Syncfs, but for tests that write more than they must
 
 	mu       sync.Mutex
 	holds    int           // Writes and Holds in progress; Sweep waits until there are none
@@ -54,7 +57,7 @@ func Open(dir string) (*Store, error) {
 			return nil, fmt.Errorf("open layer store: %w", err)
 		}
 	}
-	return &Store{dir: dir, changed: make(chan struct{})}, nil
+	return &Store{dir: dir, syncfs: unix.Syncfs, changed: make(chan struct{})}, nil
 }
 
 func (s *Store) mapPath(d Digest) string { return filepath.Join(s.dir, "maps", d.String()) }

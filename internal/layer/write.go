@@ -63,11 +63,16 @@ func (s *Store) write(ctx context.Context, spec WriteSpec) (Info, error) {
 	if err := s.writeChunks(ctx, spec.From, pieces, m.chunks); err != nil {
 		return Info{}, err
 	}
+	return s.finish(ctx, m, dir)
+}
+
+// finish makes the chunks durable, and then the map that names them.
+func (s *Store) finish(ctx context.Context, m *pageMap, dir *os.File) (Info, error) {
 	if err := m.check(); err != nil {
 		return Info{}, err
 	}
 	// One sync for all chunks and their directories, before the map can name them.
-	if err := unix.Syncfs(int(dir.Fd())); err != nil {
+	if err := s.syncfs(int(dir.Fd())); err != nil {
 		return Info{}, s.writeError(fmt.Errorf("syncfs: %w", err))
 	}
 	if ctx.Err() != nil {
