@@ -162,6 +162,16 @@ func (b *branchBench) run(ctx context.Context) (err error) {
 	if r.Host, err = b.c.Host(ctx); err != nil {
 		return err
 	}
+	err = b.measure(ctx, r)
+	if after, hostErr := b.c.Host(ctx); hostErr == nil {
+		r.LoadAfter = after.LoadAverage
+	}
+	// What was measured before something failed is shown as well.
+	showErr := b.a.show(r, func(w io.Writer) error { return printBranches(w, r) })
+	return errors.Join(err, showErr, b.a.drawTo(b.plot, r.figure()))
+}
+
+func (b *branchBench) measure(ctx context.Context, r *branchReport) error {
 	modes := []string{b.mode}
 	if b.mode == modeAll {
 		modes = []string{modeLive, modeDiff, modeFull}
@@ -172,24 +182,18 @@ func (b *branchBench) run(ctx context.Context) (err error) {
 			r.Series = append(r.Series, s)
 			err := b.series(ctx, r.Tag, s, rate)
 			s.sum()
-			// A mode this host has not is a result where all were asked for; it is never replaced by another one.
-			if b.mode == modeAll && err != nil && (isCode(err, api.CodeIncompatible) || isCode(err, api.CodeUnsupported)) {
-				s.Error = err.Error()
-				b.a.progress("%s: %s", s.name(), printable(s.Error))
+			if err == nil {
 				continue
 			}
-			if err != nil {
+			s.Error = err.Error()
+			// A mode this host has not is a result where all were asked for; it is never replaced by another one.
+			if b.mode != modeAll || !isCode(err, api.CodeIncompatible) && !isCode(err, api.CodeUnsupported) {
 				return fmt.Errorf("%s: %w", s.name(), err)
 			}
+			b.a.progress("%s: %s", s.name(), printable(s.Error))
 		}
 	}
-	if after, err := b.c.Host(ctx); err == nil {
-		r.LoadAfter = after.LoadAverage
-	}
-	if err := b.a.show(r, func(w io.Writer) error { return printBranches(w, r) }); err != nil {
-		return err
-	}
-	return b.a.drawTo(b.plot, r.figure())
+	return nil
 }
 
 func newSeries(mode string, rate float64) *branchSeries {
@@ -438,6 +442,8 @@ func printBranches(w io.Writer, r *branchReport) error {
 		fmt.Fprintf(w, "\n%s\n", s.name())
 		if s.Error != "" {
 			fmt.Fprintf(w, "%s\n", printable(s.Error))
+		}
+		if len(s.Samples) == 0 {
 			continue
 		}
 		var rows [][]string
@@ -494,7 +500,7 @@ func (r *branchReport) figure() *plot.Figure {
 	} {
 		panel := plot.Panel{Title: p.title, Unit: "ms"}
 		for _, s := range r.Series {
-			if s.Error == "" {
+			if len(s.Samples) > 0 {
 				panel.Rows = append(panel.Rows, plot.Row{Label: s.name(), Values: column(s.Samples, p.value)})
 			}
 		}
