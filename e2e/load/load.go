@@ -5,6 +5,7 @@ package load
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,7 +40,7 @@ type Report struct {
 }
 
 // Main is the program: start MIB, which returns when it answers; serve MIB, which is what start starts; ask WORDS.
-func Main(args []string, out io.Writer) error {
+func Main(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) < 2 {
 		return errors.New("give start MIB, serve MIB or ask WORDS")
 	}
@@ -48,11 +49,11 @@ func Main(args []string, out io.Writer) error {
 		if err := start(args[1]); err != nil {
 			return err
 		}
-		return ask("report 0", out)
+		return ask(ctx, "report 0", out)
 	case "serve":
-		return serve(args[1])
+		return serve(ctx, args[1])
 	case "ask":
-		return ask(strings.Join(args[1:], " "), out)
+		return ask(ctx, strings.Join(args[1:], " "), out)
 	default:
 		return fmt.Errorf("verb %q: there are start, serve and ask", args[0])
 	}
@@ -82,7 +83,7 @@ func start(mib string) error {
 
 const ready = "ready"
 
-func serve(mib string) error {
+func serve(ctx context.Context, mib string) error {
 	parent := os.NewFile(3, "parent")
 	n, err := strconv.Atoi(mib)
 	if err != nil {
@@ -94,7 +95,8 @@ func serve(mib string) error {
 		return err
 	}
 	_ = os.Remove(Socket)
-	listener, err := net.Listen("unix", Socket)
+	var config net.ListenConfig
+	listener, err := config.Listen(ctx, "unix", Socket)
 	if err != nil {
 		_, _ = fmt.Fprint(parent, err)
 		return err
@@ -137,8 +139,9 @@ func answer(conn net.Conn, c *churn, t *ticker) {
 	_ = json.NewEncoder(conn).Encode(r)
 }
 
-func ask(words string, out io.Writer) error {
-	conn, err := net.DialTimeout("unix", Socket, 10*time.Second)
+func ask(ctx context.Context, words string, out io.Writer) error {
+	dialer := net.Dialer{Timeout: 10 * time.Second}
+	conn, err := dialer.DialContext(ctx, "unix", Socket)
 	if err != nil {
 		return err
 	}
