@@ -40,6 +40,7 @@ type fakeContexts struct {
 	env       map[string]string
 	searched  bool
 	onQuiesce func()
+	onPIDs    func()
 }
 
 func (f *fakeContexts) Quiesce(_ context.Context, search bool) error {
@@ -61,7 +62,12 @@ func (f *fakeContexts) Renew(_ context.Context, env map[string]string, thaw func
 	return []string{"context:default:random"}, nil, f.m.did("contexts.renew")
 }
 
-func (f *fakeContexts) PIDs() map[int]string { return nil }
+func (f *fakeContexts) PIDs() map[int]string {
+	if f.onPIDs != nil {
+		f.onPIDs()
+	}
+	return nil
+}
 
 var errStep = errors.New("this step fails")
 

@@ -124,10 +124,10 @@ func TestThawOfACopy(t *testing.T) {
 		}
 	}
 	// Nor does a new quiesce make it somebody else's.
-	if err := m.quiesceOn(t, 4, 1); code(err) != wire.CodePrecondition {
+	if err := m.quiesceOn(t, 4, 2); code(err) != wire.CodePrecondition {
 		t.Errorf("quiesced anew: %v", err)
 	}
-	if _, err := m.thawOn(t, 4, 1, "sb-2"); code(err) != wire.CodePrecondition || !m.allFrozen() {
+	if _, err := m.thawOn(t, 4, 2, "sb-2"); code(err) != wire.CodePrecondition || !m.allFrozen() {
 		t.Errorf("%v, frozen: %v", err, m.allFrozen())
 	}
 	// It is awakened, and then a sandbox like any other.
@@ -136,11 +136,22 @@ func TestThawOfACopy(t *testing.T) {
 	if _, err := call(t, m.on(4, wire.MethodAwaken), second); err != nil || m.frozen("user/proc") {
 		t.Fatalf("%v, frozen: %v", err, m.frozen("user/proc"))
 	}
-	if err := errors.Join(m.quiesceOn(t, 4, 2), m.quiesceOn(t, 4, 3)); err != nil {
+	if err := errors.Join(m.quiesceOn(t, 4, 3), m.quiesceOn(t, 4, 4)); err != nil {
 		t.Fatal(err)
 	}
-	if report, err := m.thawOn(t, 4, 3, "sb-2"); err != nil || !report.Thawed {
+	if report, err := m.thawOn(t, 4, 4, "sb-2"); err != nil || !report.Thawed {
 		t.Errorf("%+v, %v", report, err)
+	}
+}
+
+// TestThawOfACopyOfAParent: a parent has no name that a host could know it by.
+func TestThawOfACopyOfAParent(t *testing.T) {
+	m := newMachine(t)
+	if err := m.quiesceOn(t, 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.thawOn(t, 2, 0, ""); code(err) != wire.CodePrecondition || !m.allFrozen() {
+		t.Errorf("%v, frozen: %v", err, m.allFrozen())
 	}
 }
 
@@ -189,18 +200,34 @@ func (m *machine) thawAndCheck(t *testing.T, session, number uint64) {
 // TestQuiesceForNobody: whose caller is gone is undone.
 func TestQuiesceForNobody(t *testing.T) {
 	m := branchable(t)
+	for _, when := range []string{"before the freeze", "after it"} {
+		ctx, cancel := context.WithCancel(t.Context())
+		m.contexts.onQuiesce, m.contexts.onPIDs = nil, nil
+		if when == "before the freeze" {
+			m.contexts.onQuiesce = cancel
+		} else {
+			m.contexts.onPIDs = func() {
+				if m.frozen("user/proc") {
+					cancel()
+				}
+			}
+		}
+		if err := m.handlers[wire.MethodQuiesce](ctx, nil, []byte(`{"freeze":1}`)); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", when, err)
+		}
+		if m.frozen("user/proc") || m.frozen("user/ctx-default") {
+			t.Errorf("%s: frozen for nobody", when)
+		}
+		cancel()
+	}
 	ctx, cancel := context.WithCancel(t.Context())
-	m.contexts.onQuiesce = cancel
-	if err := m.handlers[wire.MethodQuiesce](ctx, nil, []byte(`{"freeze":1}`)); !errors.Is(err, context.Canceled) {
-		t.Errorf("got %v", err)
-	}
-	if m.frozen("user/proc") || m.frozen("user/ctx-default") {
-		t.Error("frozen for nobody")
-	}
+	cancel()
 	// A call that comes after its caller's end does nothing at all.
 	m.log = nil
-	if err := m.handlers[wire.MethodQuiesce](ctx, nil, []byte(`{"freeze":2}`)); !errors.Is(err, context.Canceled) || len(m.log) > 0 {
-		t.Errorf("%v, did %v", err, m.log)
+	for range 20 { // there are two ways for it to go wrong
+		if err := m.handlers[wire.MethodQuiesce](ctx, nil, []byte(`{"freeze":2}`)); !errors.Is(err, context.Canceled) || len(m.log) > 0 {
+			t.Fatalf("%v, did %v", err, m.log)
+		}
 	}
 }
 
@@ -296,6 +323,9 @@ func TestChangeDuringTheFreeze(t *testing.T) {
 			}
 			goOn := m.halfway(t, 1, 1)
 			change(t, m)
+			if old {
+				<-time.After(2 * fresh)
+			}
 			if err := goOn(); err != nil {
 				t.Fatal(err)
 			}
@@ -384,5 +414,14 @@ func TestCallsWaitWhileFrozen(t *testing.T) {
 	}
 	if err := handler(wire.MethodProcessStart)(t.Context(), nil, nil); err != nil {
 		t.Error(err)
+	}
+}
+
+func TestRecent(t *testing.T) {
+	now := time.Now()
+	for age, want := range map[time.Duration]bool{0: true, fresh / 2: true, 2 * fresh: false} {
+		if got := recent([]mark{{}, {ctime: now.Add(-age).UnixNano()}}, now); got != want {
+			t.Errorf("%v old: %v", age, got)
+		}
 	}
 }

@@ -122,6 +122,7 @@ func TestPause(t *testing.T) {
 			t.Errorf("started for nobody: %v", err)
 		}
 	})
+	<-time.After(5 * time.Millisecond) // it waits by then, or need not
 	leave()
 	left.Wait()
 	resume()
