@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -21,8 +22,10 @@ type Pages struct {
 	index []pageRun // ascending, not overlapping
 	data  int64     // bytes of data pages
 
-	mu       sync.RWMutex
-	file     *os.File // a memfd with the data pages end to end; nil once closed
+	mu       sync.Mutex
+	users    int      // who reads the memory now
+	closed   bool     // it goes when the last of them is done
+	file     *os.File // a memfd with the data pages end to end; nil once freed
 	writable []byte   // what it was filled through; nil once it is sealed
 	mapped   []byte   // the data, once it was asked for
 }
@@ -54,11 +57,17 @@ func (p *Pages) find(off int64) int {
 	return sort.Search(len(p.index), func(i int) bool { return p.index[i].offset+p.index[i].length > off })
 }
 
-// Close frees the memory. It is idempotent.
+// Close frees the memory, once nobody reads it any more. It is idempotent.
 func (p *Pages) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.file == nil {
+	p.closed = true
+	return p.free()
+}
+
+// free is called with mu held.
+func (p *Pages) free() error {
+	if !p.closed || p.users > 0 || p.file == nil {
 		return nil
 	}
 	err := errors.Join(unmap(&p.writable), unmap(&p.mapped), p.file.Close())
@@ -88,26 +97,26 @@ func (p *Pages) Seal() error {
 
 // hold returns the data pages, end to end, which stay until release is called.
 func (p *Pages) hold() (data []byte, release func(), err error) {
-	p.mu.RLock()
-	if p.file != nil && p.mapped == nil && p.data > 0 {
-		p.mu.RUnlock()
-		if err := p.settle(); err != nil {
-			return nil, nil, err
-		}
-		p.mu.RLock()
-	}
-	if p.file == nil {
-		p.mu.RUnlock()
-		return nil, nil, ErrClosed
-	}
-	return p.mapped, p.mu.RUnlock, nil
-}
-
-// settle seals the file and maps it for reading.
-func (p *Pages) settle() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.file == nil || p.mapped != nil {
+	if p.closed || p.file == nil {
+		return nil, nil, ErrClosed
+	}
+	if err := p.settle(); err != nil {
+		return nil, nil, err
+	}
+	p.users++
+	return p.mapped, sync.OnceFunc(func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.users--
+		_ = p.free() // of memory: there is nobody to tell, and nothing to do about it
+	}), nil
+}
+
+// settle seals the file and maps it for reading. It is called with mu held.
+func (p *Pages) settle() error {
+	if p.mapped != nil || p.data == 0 {
 		return nil
 	}
 	if p.writable != nil {
@@ -121,7 +130,7 @@ func (p *Pages) settle() error {
 			return err
 		}
 	}
-	m, err := unix.Mmap(int(p.file.Fd()), 0, int(p.data), unix.PROT_READ, unix.MAP_SHARED)
+	m, err := unix.Mmap(int(p.file.Fd()), 0, int(p.data), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
 	if err != nil {
 		return fmt.Errorf("map pages: %w", err)
 	}
@@ -189,4 +198,42 @@ func full(n int, err error) (int, error) {
 		err = nil
 	}
 	return n, err
+}
+
+// LoadPages builds the pages that layer d has over its ancestor over, from all layers between the two in one pass: each
+// page comes from the topmost layer that names it, and each chunk is read once. Every chunk is verified; the error
+// wraps layer.ErrCorrupt or layer.ErrNotFound. The caller owns the pages.
+func LoadPages(ctx context.Context, store *layer.Store, d, over layer.Digest) (*Pages, error) {
+	p, err := loadPages(ctx, store, d, over)
+	if err != nil {
+		return nil, fmt.Errorf("load memory pages %s: %w", d, err)
+	}
+	return p, nil
+}
+
+func loadPages(ctx context.Context, store *layer.Store, d, over layer.Digest) (*Pages, error) {
+	st, err := resolve(ctx, store, d, over)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pages{size: st.Size()}
+	for _, e := range st.Extents() {
+		r := pageRun{offset: e.Offset, length: e.Length, zero: e.Zero}
+		if !e.Zero {
+			r.at = p.data
+			p.data += e.Length
+		}
+		p.index = append(p.index, r)
+	}
+	if p.file, err = createMemfd("forkd-pages", max(p.data, PageSize)); err != nil {
+		return nil, err
+	}
+	err = st.Pack(ctx, p.file)
+	if err == nil {
+		err = seal(p.file)
+	}
+	if err != nil {
+		return nil, errors.Join(noRoom(err), p.Close())
+	}
+	return p, nil
 }
