@@ -102,6 +102,7 @@ type Context struct {
 	evals   int
 	running *evaluation // nil when idle
 	facts   *facts      // of the last Quiesce
+	late    *late       // a renewal that is due before the next evaluation
 }
 
 // evaluation is one that runs.

@@ -42,6 +42,7 @@ func (m *Manager) Eval(ctx context.Context, req *wire.EvalRequest, sink func(wir
 	c.setSink(sink)
 	done := make(chan *wire.EvalResult, 1)
 	go func() {
+		c.renewLate()
 		result := c.evaluate(req)
 		c.setSink(nil)
 		<-c.turn

@@ -587,6 +587,51 @@ func TestRenewBusyAndDead(t *testing.T) {
 	b.wait(t)
 }
 
+// TestEvaluationInACopy: one that was in progress when the machine was frozen goes on in a copy of it, without its caller.
+// The next one waits for its end and finds what it left, but for the random state.
+func TestEvaluationInACopy(t *testing.T) {
+	m := newManager(t)
+	ctx, hangUp := context.WithCancel(t.Context())
+	defer hangUp()
+	marker := filepath.Join(t.TempDir(), "m")
+	code := "import os, random\nrandom.seed(1)\nprint('on')\nwhile not os.path.exists('" + marker + "'): pass\n" +
+		"x = 2\nwhile True: print('y' * 10000)"
+	b := startEval(ctx, m, &wire.EvalRequest{Code: code})
+	b.printed(t, "on\n")
+	if err := m.Quiesce(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	hangUp() // as the new connection does
+	_, not, err := m.Renew(t.Context(), map[string]string{"WHO": "the copy"}, func(string) error { return nil })
+	if err != nil || len(not) == 0 || !strings.Contains(not[0].Why, "middle of an evaluation") {
+		t.Errorf("%+v, %v", not, err)
+	}
+	if err := os.WriteFile(marker, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := &output{}
+	next := make(chan *wire.EvalResult, 1)
+	go func() {
+		r, err := m.Eval(t.Context(), &wire.EvalRequest{Code: "x, os.environ['WHO'], random.random() == 0.13436424411240122"}, out.sink)
+		if err != nil {
+			t.Error(err)
+		}
+		next <- r
+	}()
+	select {
+	case r := <-next:
+		t.Fatalf("it did not wait: %+v", r)
+	case <-time.After(20 * time.Millisecond):
+	}
+	if err := m.Interrupt("default"); err != nil {
+		t.Fatal(err)
+	}
+	r := <-next
+	if r == nil || r.Text == nil || *r.Text != "(2, 'the copy', False)" || out.stdout.Len() > 0 {
+		t.Errorf("%s, and %d bytes of the other's output", value(r), out.stdout.Len())
+	}
+}
+
 // TestRenewUnconfirmed: an interpreter that does not answer makes the clone unusable.
 func TestRenewUnconfirmed(t *testing.T) {
 	m := newManager(t)

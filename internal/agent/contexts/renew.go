@@ -128,9 +128,9 @@ func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(co
 		}
 	}()
 	for _, c := range all {
-		if !c.tryTurn() {
+		if !c.turnOrLater(env) {
 			if c.alive() {
-				not = append(not, c.not("context", "it was in the middle of an evaluation when it was frozen"))
+				not = append(not, c.not("context", "it was in the middle of an evaluation when it was frozen; it is renewed before its next"))
 			}
 			continue
 		}
