@@ -18,8 +18,9 @@ import (
 	"forkd.dev/forkd/internal/undo"
 )
 
-// adoptLimit is how long a QEMU may take to answer the daemon that adopts it. Milliseconds are usual.
-const adoptLimit = 10 * time.Second
+// adoptLimit is how long a QEMU may take to answer the daemon that adopts it. Milliseconds are usual;
+// a busy host must not cost anybody his sandbox.
+const adoptLimit = 30 * time.Second
 
 // Adopt implements engine.Adopter. It asks no probe: the machine runs already, whatever this host offers now.
 func (e *Engine) Adopt(ctx context.Context, a *engine.Adoption) (engine.Adopted, error) {
@@ -108,7 +109,9 @@ func connect(ctx context.Context, a *engine.Adoption, process *proc.Process) (*m
 	return m, nil
 }
 
-func procFD(pid, fd int) string { return filepath.Join("/proc", strconv.Itoa(pid), "fd", strconv.Itoa(fd)) }
+func procFD(pid, fd int) string {
+	return filepath.Join("/proc", strconv.Itoa(pid), "fd", strconv.Itoa(fd))
+}
 
 // reopenMemfd opens a memory file that a VM process of ours was given as its descriptor fd.
 func reopenMemfd(pid, fd int, name string) (*os.File, error) {
@@ -132,7 +135,7 @@ func (m *machine) takeUp(ctx context.Context, paused bool) ([]string, error) {
 	defer m.release()
 	m.paused = paused
 	// A QEMU whose capture ended with its reader may hang in the first page fault that nobody serves.
-	if err := m.insist(ctx, qmp.Command{Name: "qmp_capabilities"}, nil); err != nil {
+	if err := m.insist(ctx, qmp.Capabilities(), nil); err != nil {
 		return nil, err
 	}
 	var status struct {
@@ -198,10 +201,13 @@ func (m *machine) dropLeft(ctx context.Context) error {
 	}
 	cmds := []qmp.Command{{Name: "closefd", Args: map[string]string{"fdname": captureFD}}}
 	for _, n := range nodes {
+		if !strings.HasPrefix(n.Name, topPrefix) || strings.HasSuffix(n.Name, "-file") {
+			continue
+		}
 		cmds = append(cmds, qmp.Command{Name: "blockdev-del", Args: map[string]string{"node-name": n.Name}})
 	}
-	for _, cmd := range cmds {
-		if err := refused(m.monitor.Do(ctx, cmd, nil)); err != nil {
+	for _, err := range m.monitor.Each(ctx, cmds) {
+		if err := refused(err); err != nil {
 			return err
 		}
 	}

@@ -99,13 +99,16 @@ func (m *machine) addTop(ctx context.Context, path string) (*diskSwitch, error) 
 	if err != nil {
 		return nil, err
 	}
-	s := &diskSwitch{from: from, to: "top-" + strings.ToLower(rand.Text()[:12])}
+	s := &diskSwitch{from: from, to: topPrefix + strings.ToLower(rand.Text()[:8])}
 	err = m.monitor.Do(ctx, qmp.Command{Name: "blockdev-add", Args: topOptions(s.to, path)}, nil)
 	if err != nil {
 		return nil, fmt.Errorf("open the new disk %s: %w", filepath.Base(path), err)
 	}
 	return s, nil
 }
+
+// topPrefix begins the names of nodes that a capture adds.
+const topPrefix = "top-"
 
 // topOptions opens a qcow2 file as diskArgs does. It has no backing file yet: it gets the present top by the switch.
 func topOptions(node, path string) map[string]any {
