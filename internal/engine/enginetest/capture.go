@@ -99,6 +99,19 @@ func (s *Source) End(t testing.TB, c *Taken) {
 	}
 }
 
+// Copied is how long the copy took after the machine ran again.
+func (c *Taken) Copied() time.Duration { return c.captured.Copied }
+
+// Drop frees what was captured.
+func (c *Taken) Drop() {
+	if c.captured.Image != nil {
+		_ = c.captured.Image.Close()
+	}
+	if c.captured.Pages != nil {
+		_ = c.captured.Pages.Close()
+	}
+}
+
 // Capture is Begin and End.
 func (s *Source) Capture(t testing.TB, mode engine.CaptureMode) *Taken {
 	t.Helper()

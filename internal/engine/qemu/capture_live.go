@@ -80,11 +80,20 @@ func (l *liveCapture) prepare(ctx context.Context, ram *memory.Process) (*os.Fil
 	return theirs, nil
 }
 
-// populate fills the page tables of the guest's RAM by reading all of it from outside, once. QEMU does the same before
-// it protects, but in the pause.
+// populate makes the guest's RAM quick to protect, once: its image is put together from huge pages, and all of it is
+// read from outside, which fills the page tables. QEMU reads it before it protects as well, but in the pause.
 func (m *machine) populate(ctx context.Context, ram *memory.Process) error {
 	if m.populated {
 		return nil
+	}
+	image, err := os.Open(procFD(m.process.PID(), fdRAM))
+	if err != nil {
+		return err
+	}
+	err = collapse(ctx, image, m.spec.MemoryBytes)
+	_ = image.Close()
+	if err != nil {
+		return err
 	}
 	if err := ram.Populate(ctx); err != nil {
 		return err

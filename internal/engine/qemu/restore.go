@@ -77,7 +77,7 @@ func fits(host *host, spec *engine.Spec, from *engine.Checkpoint) error {
 // load sends the device state and returns when the guest's CPUs run. Everything is sent at once, before QEMU is even
 // up: it costs one round trip. Pages over the image cost another.
 func (m *machine) load(ctx context.Context, from *engine.Checkpoint) error {
-	commands := []qmp.Command{{Name: "qmp_capabilities"}}
+	commands := []qmp.Command{qmp.Capabilities()}
 	if from.Pages != nil {
 		if err := m.writePages(ctx, from.Pages); err != nil {
 			return err

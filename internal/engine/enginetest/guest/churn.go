@@ -34,7 +34,7 @@ type churn struct {
 	err     error
 }
 
-// startChurn begins with mib of memory, rewritten at so many MiB a second, 0 for as fast as it goes.
+// startChurn begins with mib of memory, rewritten at so many MiB a second, 0 for as fast as it goes, less for never.
 func startChurn(mib, rate string) (*churn, error) {
 	n, err1 := strconv.Atoi(mib)
 	perSecond, err2 := strconv.Atoi(rate)
@@ -51,7 +51,9 @@ func startChurn(mib, rate string) (*churn, error) {
 		c.fill(i, 0)
 	}
 	c.round = 1
-	go c.run(perSecond)
+	if perSecond >= 0 {
+		go c.run(perSecond)
+	}
 	return c, nil
 }
 

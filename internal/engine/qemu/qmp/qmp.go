@@ -112,9 +112,16 @@ func (c *Client) Close() error {
 	return err
 }
 
-// Handshake leaves the negotiation mode every QMP connection starts in.
+// Capabilities is the command that leaves the negotiation mode every QMP connection starts in. With the out-of-band
+// capability QEMU reads commands on while it executes earlier ones. It reads a byte at a time, some 10 µs each, so that a
+// batch sent to be executed at once would have gaps of a millisecond otherwise.
+func Capabilities() Command {
+	return Command{Name: "qmp_capabilities", Args: map[string]any{"enable": []string{"oob"}}}
+}
+
+// Handshake leaves the negotiation mode.
 func (c *Client) Handshake(ctx context.Context) error {
-	return c.Do(ctx, Command{Name: "qmp_capabilities"}, nil)
+	return c.Do(ctx, Capabilities(), nil)
 }
 
 // Do runs one command and decodes its answer into out, unless that is nil. The error is an *Error when QEMU refused,
