@@ -362,19 +362,19 @@ func readAll(tb testing.TB, b []byte) ([]layer.Extent, error) {
 	if err != nil {
 		return nil, err
 	}
-	extents, err := o.extents(tb.Context())
-	if err != nil {
+	st := &stack{}
+	if err := st.combine(tb.Context(), []string{"overlay"}, []*overlay{o}); err != nil {
 		return nil, err
 	}
-	for _, e := range extents {
+	for _, e := range st.extents {
 		if e.Zero {
 			continue
 		}
-		if _, err := io.Copy(io.Discard, io.NewSectionReader(o, e.Offset, e.Length)); err != nil {
+		if _, err := io.Copy(io.Discard, io.NewSectionReader(st, e.Offset, e.Length)); err != nil {
 			return nil, err
 		}
 	}
-	return extents, nil
+	return st.extents, nil
 }
 
 func TestReadQcow2Refuses(t *testing.T) {

@@ -9,8 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sort"
-
-	"golang.org/x/sys/unix"
+	"strings"
 
 	"forkd.dev/forkd/internal/layer"
 )
@@ -48,74 +47,68 @@ func saveBase(ctx context.Context, store *layer.Store, path string) (layer.Info,
 // parent, which must be the layer of its backing file. No machine may be writing it. Whatever the qcow2 has that
 // forkd's own never have (compression, encryption, internal snapshots, an external data file) is refused.
 func SaveOverlay(ctx context.Context, store *layer.Store, path string, parent layer.Digest) (layer.Info, error) {
-	info, err := saveOverlay(ctx, store, path, parent)
+	return SaveOverlays(ctx, store, []string{path}, parent)
+}
+
+// SaveOverlays stores, as one layer over parent, what several overlays hold together, given from the lowest, which
+// stands on the disk of parent, to the topmost. See Merge for what may have them open. Clusters that are zero now and
+// were so in the parent are left out.
+func SaveOverlays(ctx context.Context, store *layer.Store, tops []string, parent layer.Digest) (layer.Info, error) {
+	info, err := saveOverlays(ctx, store, tops, parent)
 	if err != nil {
-		return layer.Info{}, fmt.Errorf("save disk %s: %w", path, err)
+		return layer.Info{}, fmt.Errorf("save disk %s: %w", strings.Join(tops, ", "), err)
 	}
 	return info, nil
 }
 
-func saveOverlay(ctx context.Context, store *layer.Store, path string, parent layer.Digest) (layer.Info, error) {
-	// The parent first: its size bounds what the file may make us allocate.
-	below, err := store.Stat(ctx, parent)
+func saveOverlays(ctx context.Context, store *layer.Store, tops []string, parent layer.Digest) (layer.Info, error) {
+	// The parent first: its size bounds what the files may make us allocate.
+	below, err := store.Resolve(ctx, parent, layer.Digest{})
 	if err != nil {
 		return layer.Info{}, fmt.Errorf("parent: %w", err)
 	}
-	f, err := os.Open(path)
+	for _, path := range tops {
+		h, err := readHeaderOf(path)
+		if err != nil {
+			return layer.Info{}, err
+		}
+		if h.size != below.Size() {
+			return layer.Info{}, fmt.Errorf("its size is %d bytes, that of the disk below %d", h.size, below.Size())
+		}
+	}
+	st, err := openStack(ctx, tops)
 	if err != nil {
 		return layer.Info{}, err
 	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return layer.Info{}, err
-	}
-	o, err := newOverlay(f, st.Size())
-	if err != nil {
-		return layer.Info{}, err
-	}
-	if o.header.size != below.Size {
-		return layer.Info{}, fmt.Errorf("its size is %d bytes, that of the disk below %d", o.header.size, below.Size)
-	}
-	extents, err := o.extents(ctx)
-	if err != nil {
-		return layer.Info{}, err
-	}
+	defer st.close()
 	return store.Write(ctx, layer.WriteSpec{
-		PageSize: ClusterSize, Size: o.header.size, Parent: parent, Extents: extents, From: o,
+		PageSize: ClusterSize, Size: st.size, Parent: parent, Extents: dropZeros(st.extents, below.Extents()), From: st,
 	})
 }
 
-// extents lists the clusters the overlay holds itself.
-func (o *overlay) extents(ctx context.Context) ([]layer.Extent, error) {
-	if o.header.size%ClusterSize != 0 {
-		return nil, fmt.Errorf("its size of %d bytes is not a multiple of 64 KiB", o.header.size)
-	}
-	var extents []layer.Extent
-	left := ceilDiv(o.size, ClusterSize)
-	for n := int64(0); n < o.header.size/ClusterSize; n++ {
-		if n%l2Entries == 0 && ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		if o.tables[n/l2Entries] == nil {
-			n += l2Entries - 1
+// dropZeros drops zero clusters where below has no data.
+func dropZeros(list, below []layer.Extent) []layer.Extent {
+	var out []layer.Extent
+	for _, e := range list {
+		if !e.Zero {
+			out = append(out, e)
 			continue
 		}
-		c, err := o.cluster(n)
-		if err != nil {
-			return nil, err
+		for len(below) > 0 && below[0].Offset+below[0].Length <= e.Offset {
+			below = below[1:]
 		}
-		if c.host == 0 && !c.zero {
-			continue
-		}
-		if c.host != 0 {
-			if left--; left < 0 {
-				return nil, errors.New("it uses clusters of the file more than once")
+		for _, b := range below {
+			if b.Offset >= e.Offset+e.Length {
+				break
 			}
+			if b.Zero {
+				continue
+			}
+			from, to := max(e.Offset, b.Offset), min(e.Offset+e.Length, b.Offset+b.Length)
+			out = append(out, layer.Extent{Offset: from, Length: to - from, Zero: true})
 		}
-		extents = appendCluster(extents, n*ClusterSize, c.zero)
 	}
-	return extents, nil
+	return out
 }
 
 // appendCluster adds a cluster, which comes after all others.
@@ -134,7 +127,7 @@ func appendCluster(extents []layer.Extent, off int64, zero bool) []layer.Extent 
 // there. The file appears when it is complete and durable, and is read-only. The error may wrap layer.ErrCorrupt or
 // layer.ErrNotFound.
 func LoadBase(ctx context.Context, store *layer.Store, d layer.Digest, path string) error {
-	err := writeWhole(path, func(f *os.File) error { return loadBase(ctx, store, d, f) })
+	err := writeWhole(path, true, func(f *os.File) error { return loadBase(ctx, store, d, f) })
 	if err != nil {
 		return fmt.Errorf("load disk %s: %w", d, err)
 	}
@@ -142,90 +135,76 @@ func LoadBase(ctx context.Context, store *layer.Store, d layer.Digest, path stri
 }
 
 func loadBase(ctx context.Context, store *layer.Store, d layer.Digest, f *os.File) error {
-	chain, err := store.Chain(ctx, d)
+	st, err := store.Resolve(ctx, d, layer.Digest{})
 	if err != nil {
 		return err
 	}
-	if len(chain) == 0 {
-		return layer.ErrNotFound
+	if st.PageSize() != ClusterSize {
+		return fmt.Errorf("layer %s has pages of %d bytes, so it is no disk", d, st.PageSize())
 	}
-	size := chain[len(chain)-1].Size
-	for _, l := range chain {
-		if l.PageSize != ClusterSize || l.Size != size {
-			return fmt.Errorf("layer %s has %d bytes in pages of %d, so it is not of this disk", l.Digest, l.Size, l.PageSize)
-		}
-	}
-	if err := f.Truncate(size); err != nil {
+	if err := f.Truncate(st.Size()); err != nil {
 		return err
 	}
-	for i, l := range chain {
-		if err := store.Apply(ctx, l.Digest, rawSink{file: f, fresh: i == 0}); err != nil {
-			return err
-		}
-	}
-	return nil
+	return st.Apply(ctx, rawSink{f})
 }
 
-// rawSink writes layers into a raw disk.
-type rawSink struct {
-	file  *os.File
-	fresh bool // nothing was written yet: everything is zero
-}
+// rawSink writes layers into a new raw disk.
+type rawSink struct{ file *os.File }
 
 func (s rawSink) WriteAt(p []byte, off int64) (int, error) { return s.file.WriteAt(p, off) }
 
-func (s rawSink) Zero(off, n int64) error {
-	if s.fresh {
-		return nil
-	}
-	err := unix.Fallocate(int(s.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, n)
-	if !errors.Is(err, unix.EOPNOTSUPP) {
-		return err
-	}
-	zeros := make([]byte, ClusterSize)
-	for ; n > 0; off, n = off+ClusterSize, n-ClusterSize {
-		if _, err := s.file.WriteAt(zeros, off); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+// Zero has nothing to do: everything is zero to begin with, and comes once.
+func (rawSink) Zero(int64, int64) error { return nil }
 
 // LoadOverlay writes the clusters of one layer, without those of its ancestors, as a qcow2 file over backing at path,
 // which it replaces if it is there. Backing must hold the disk of the layer's parent; its name is stored as given, as
 // with CreateOverlay. The file appears when it is complete and durable, and is read-only. The error may wrap
 // layer.ErrCorrupt or layer.ErrNotFound.
 func LoadOverlay(ctx context.Context, store *layer.Store, d layer.Digest, path, backing, backingFormat string) error {
-	err := writeWhole(path, func(f *os.File) error {
-		h, err := overlayHeader(path, backing, backingFormat)
-		if err != nil {
-			return err
-		}
-		return loadOverlay(ctx, store, d, f, h)
-	})
+	info, err := store.Stat(ctx, d)
+	if err == nil {
+		err = loadChain(ctx, store, d, info.Parent, path, backing, backingFormat, true)
+	}
 	if err != nil {
 		return fmt.Errorf("load disk %s over %s: %w", d, backing, err)
 	}
 	return nil
 }
 
-func loadOverlay(ctx context.Context, store *layer.Store, d layer.Digest, f *os.File, h *qcowHeader) error {
-	info, err := store.Stat(ctx, d)
+// LoadChain writes what layer d has over its ancestor over, all layers between them in one, as a qcow2 file over backing
+// at path, like LoadOverlay; backing must hold the disk of over. It is not synced; see Sync.
+func LoadChain(ctx context.Context, store *layer.Store, d, over layer.Digest, path, backing, backingFormat string) error {
+	var err error
+	if over.IsZero() {
+		err = errors.New("a backing file stands for some layer, and none is given")
+	} else {
+		err = loadChain(ctx, store, d, over, path, backing, backingFormat, false)
+	}
+	if err != nil {
+		return fmt.Errorf("load disk %s over %s: %w", d, backing, err)
+	}
+	return nil
+}
+
+func loadChain(ctx context.Context, store *layer.Store, d, over layer.Digest, path, backing, backingFormat string, sync bool) error {
+	st, err := store.Resolve(ctx, d, over)
 	if err != nil {
 		return err
 	}
-	if info.PageSize != ClusterSize || info.Size != h.size {
-		return fmt.Errorf("the layer has %d bytes in pages of %d, the backing file %d bytes", info.Size, info.PageSize, h.size)
-	}
-	extents, err := store.Extents(ctx, d)
+	h, err := overlayHeader(path, backing, backingFormat)
 	if err != nil {
 		return err
 	}
-	s, err := newOverlaySink(f, h, extents)
-	if err != nil {
-		return err
+	if st.PageSize() != ClusterSize || st.Size() != h.size {
+		return fmt.Errorf("the layer has %d bytes in pages of %d, the backing file %d bytes", st.Size(), st.PageSize(), h.size)
 	}
-	return store.Apply(ctx, d, s)
+	return writeWhole(path, sync, func(f *os.File) error {
+		s, err := newOverlaySink(f, h, st.Extents())
+		if err != nil {
+			return err
+		}
+		return st.Apply(ctx, s)
+	})
 }
 
 // overlaySink writes cluster data into a new qcow2 file whose tables are complete.
@@ -238,11 +217,20 @@ type overlaySink struct {
 type span struct{ off, length, host int64 }
 
 func (s *overlaySink) WriteAt(p []byte, off int64) (int, error) {
-	i := sort.Search(len(s.spans), func(i int) bool { return s.spans[i].off > off }) - 1
-	if i < 0 || off+int64(len(p)) > s.spans[i].off+s.spans[i].length {
-		return 0, fmt.Errorf("no clusters for %d bytes at %d", len(p), off)
+	at, err := s.place(off, int64(len(p)))
+	if err != nil {
+		return 0, err
 	}
-	return s.file.WriteAt(p, s.spans[i].host+off-s.spans[i].off)
+	return s.file.WriteAt(p, at)
+}
+
+// place is where in the file n bytes of the disk go.
+func (s *overlaySink) place(off, n int64) (int64, error) {
+	i := sort.Search(len(s.spans), func(i int) bool { return s.spans[i].off > off }) - 1
+	if i < 0 || off+n > s.spans[i].off+s.spans[i].length {
+		return 0, fmt.Errorf("no clusters for %d bytes at %d", n, off)
+	}
+	return s.spans[i].host + off - s.spans[i].off, nil
 }
 
 // Zero has nothing to do: the tables say it.
@@ -296,9 +284,9 @@ func newOverlaySink(f *os.File, h *qcowHeader, extents []layer.Extent) (*overlay
 	return s, nil
 }
 
-// writeWhole lets fill write a file that replaces path when it is complete, durable and read-only. On error path is as
-// it was.
-func writeWhole(path string, fill func(*os.File) error) error {
+// writeWhole lets fill write a file that replaces path when it is complete and read-only, and, with sync, durable. On
+// error path is as it was.
+func writeWhole(path string, sync bool, fill func(*os.File) error) error {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, ".tmp-*")
 	if err != nil {
@@ -308,7 +296,7 @@ func writeWhole(path string, fill func(*os.File) error) error {
 	if err == nil {
 		err = f.Chmod(0o444)
 	}
-	if err == nil {
+	if err == nil && sync {
 		err = f.Sync()
 	}
 	err = errors.Join(err, f.Close())
@@ -318,7 +306,14 @@ func writeWhole(path string, fill func(*os.File) error) error {
 	if err != nil {
 		return errors.Join(fullDisk(err), os.Remove(f.Name()))
 	}
-	d, err := os.Open(dir)
+	if !sync {
+		return nil
+	}
+	return syncDir(dir)
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
 	if err != nil {
 		return err
 	}

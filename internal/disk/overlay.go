@@ -116,7 +116,7 @@ func fullDisk(err error) error {
 	return err
 }
 
-// overlay reads a qcow2 file of the subset: its own clusters, not those of its backing file.
+// overlay is the tables of a qcow2 file of the subset: its own clusters, not those of its backing file.
 type overlay struct {
 	file   io.ReaderAt
 	size   int64 // of the file
@@ -192,29 +192,4 @@ func (o *overlay) cluster(n int64) (cluster, error) {
 	default:
 		return cluster{host: int64(off)}, nil
 	}
-}
-
-// ReadAt reads allocated clusters at the guest's offset off; elsewhere it is an error.
-func (o *overlay) ReadAt(p []byte, off int64) (int, error) {
-	done := 0
-	for done < len(p) {
-		at := off + int64(done)
-		c, err := o.cluster(at / ClusterSize)
-		if err != nil {
-			return done, err
-		}
-		if c.host == 0 {
-			return done, fmt.Errorf("cluster %d is not allocated", at/ClusterSize)
-		}
-		in := at % ClusterSize
-		part := p[done:min(len(p), done+int(ClusterSize-in))]
-		n, err := o.file.ReadAt(part, c.host+in)
-		if err != nil && !errors.Is(err, io.EOF) {
-			return done, err
-		}
-		// The last cluster of the file may be short; QEMU reads zeros there.
-		clear(part[n:])
-		done += len(part)
-	}
-	return done, nil
 }

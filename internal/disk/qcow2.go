@@ -186,21 +186,16 @@ func checkBacking(backing, format string) error {
 
 // backingSize finds the size of the disk that a file holds.
 func backingSize(path, format string) (int64, error) {
-	f, err := os.Open(path)
+	if format != Raw {
+		h, err := readHeaderOf(path)
+		if err != nil {
+			return 0, err
+		}
+		return h.size, nil
+	}
+	st, err := os.Stat(path)
 	if err != nil {
 		return 0, err
 	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return 0, err
-	}
-	if format == Raw {
-		return st.Size(), nil
-	}
-	h, err := readQcowHeader(f, st.Size())
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", path, err)
-	}
-	return h.size, nil
+	return st.Size(), nil
 }
