@@ -96,6 +96,18 @@ func (c *Cgroups) RemoveContext(ctx context.Context, id string) error {
 	return unix.Rmdir(dir)
 }
 
+// Rehearse freezes and thaws a group in which nothing runs: what the kernel and the agent do for it has been translated
+// then, in an emulated machine that does it for the first time.
+func (c *Cgroups) Rehearse(ctx context.Context) {
+	limited, cancel := context.WithTimeout(ctx, freezeLimit)
+	defer cancel()
+	dir := filepath.Join(c.root, hookGroup)
+	if write(dir, "cgroup.freeze", "1") == nil {
+		_ = waitEvent(limited, dir, "frozen 1")
+		_ = write(dir, "cgroup.freeze", "0")
+	}
+}
+
 // groups are the names below user.
 func (c *Cgroups) groups() ([]string, error) {
 	entries, err := os.ReadDir(c.user(""))

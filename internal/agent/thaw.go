@@ -77,6 +77,15 @@ func (a *Agent) thawAt(ctx context.Context, received time.Time, s *wire.Stream, 
 	return s.SendMessage(report)
 }
 
+// rehearse goes the way of a freeze and thaw to no effect. The first branch of a child would go it on a cold translation
+// cache, with processes frozen.
+func (a *Agent) rehearse(ctx context.Context) {
+	a.cfg.Cgroups.Rehearse(ctx)
+	var req wire.ThawRequest
+	_ = decode([]byte(`{"freeze":1,"sandboxId":"sb-0123456789","unixNano":1234567890123456789}`), &req)
+	_ = a.step(time.Now(), 0, &wire.ThawReport{})
+}
+
 // mayThaw tells the machine that was quiesced from a copy of it, whose processes must not run before it is awakened.
 // In a copy, too, the connection is a new one and calls of the old may be in flight.
 func (a *Agent) mayThaw(frozen, by freeze, sandbox string) error {

@@ -206,9 +206,12 @@ func TestQuiesceForNobody(t *testing.T) {
 		if when == "before the freeze" {
 			m.contexts.onQuiesce = cancel
 		} else {
+			procs := filepath.Join(m.groups, "user/proc/cgroup.procs")
 			m.contexts.onPIDs = func() {
 				if m.frozen("user/proc") {
 					cancel()
+				} else if err := os.WriteFile(procs, []byte("1\n"), 0o600); err != nil { // a new process: it asks again
+					t.Error(err)
 				}
 			}
 		}
