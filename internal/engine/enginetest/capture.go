@@ -2,7 +2,6 @@ package enginetest
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -22,6 +21,7 @@ type Source struct {
 	From  *engine.Checkpoint // what it was restored from
 	Spec  *engine.Spec
 	chain []string // files of the disk, the present top last
+	tops  int
 }
 
 // NewSource restores a machine for captures.
@@ -45,14 +45,23 @@ func (s *Source) format(i int) string {
 // NextTop makes the empty file that a capture switches the disk to.
 func (s *Source) NextTop(t testing.TB) string {
 	t.Helper()
-	top := filepath.Join(s.Spec.Dir, fmt.Sprintf("%d.qcow2", len(s.chain)))
-	if err := os.Remove(top); err != nil && !errors.Is(err, os.ErrNotExist) { // Of a capture that failed.
-		t.Fatal(err)
-	}
+	s.tops++
+	top := filepath.Join(s.Spec.Dir, fmt.Sprintf("%d.qcow2", s.tops))
 	if err := disk.CreateOverlay(top, s.chain[len(s.chain)-1], s.format(len(s.chain)-1)); err != nil {
 		t.Fatal(err)
 	}
 	return top
+}
+
+// remove takes files out of the chain that a commit made superfluous.
+func (s *Source) remove(t *testing.T, from, to int) {
+	t.Helper()
+	for _, name := range s.chain[from:to] {
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.chain = append(s.chain[:from:from], s.chain[to:]...)
 }
 
 // Taken is a capture and what a machine needs to be restored from it.

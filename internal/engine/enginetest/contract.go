@@ -50,6 +50,13 @@ func Run(t *testing.T, e engine.Engine) {
 		{"Adopt", testAdopt},
 		{"Capture", testCapture},
 		{"CaptureUnderFire", testCaptureUnderFire},
+		{"FeaturesAreTrue", testFeatures},
+		{"CaptureRefused", testCaptureRefused},
+		{"CaptureCancelled", testCaptureCancelled},
+		{"CaptureOfTheDead", testCaptureOfTheDead},
+		{"ManyCaptures", testManyCaptures},
+		{"Pause", testPause},
+		{"Commit", testCommit},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, f) })
 	}
