@@ -37,9 +37,8 @@ func (b *Buffer) open(size int64) error {
 	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
 		return err
 	}
-	b.mapped, err = unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("map: %w", err)
+	if b.mapped, err = mapFile(f, size, true, 0); err != nil {
+		return err
 	}
 	return populate(b.mapped)
 }
@@ -82,9 +81,9 @@ func (b *Buffer) grow(size int64) error {
 	if err := unix.Fallocate(int(b.file.Fd()), 0, have, size-have); err != nil {
 		return noRoom(err)
 	}
-	mapped, err := unix.Mremap(b.mapped, int(size), unix.MREMAP_MAYMOVE)
+	mapped, err := growMapping(b.mapped, size)
 	if err != nil {
-		return fmt.Errorf("map more: %w", err)
+		return err
 	}
 	b.mapped = mapped
 	return populate(mapped[have:])
@@ -105,11 +104,7 @@ func (b *Buffer) Close() error {
 	if f == nil {
 		return nil
 	}
-	var err error
-	if m != nil {
-		err = unix.Munmap(m)
-	}
-	return errors.Join(err, f.Close())
+	return errors.Join(unmap(&m), f.Close())
 }
 
 func roundUp(n int64) int64 { return (n + PageSize - 1) / PageSize * PageSize }

@@ -75,15 +75,6 @@ func (p *Pages) free() error {
 	return err
 }
 
-func unmap(m *[]byte) error {
-	b := *m
-	*m = nil
-	if b == nil {
-		return nil
-	}
-	return unix.Munmap(b)
-}
-
 // Seal makes the memory immutable and frees what it does not need. Everything that reads the pages does it by itself;
 // it is no part of a copy because it takes time, which a pause has not.
 func (p *Pages) Seal() error {
@@ -130,9 +121,9 @@ func (p *Pages) settle() error {
 			return err
 		}
 	}
-	m, err := unix.Mmap(int(p.file.Fd()), 0, int(p.data), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
+	m, err := mapFile(p.file, p.data, false, unix.MAP_POPULATE)
 	if err != nil {
-		return fmt.Errorf("map pages: %w", err)
+		return err
 	}
 	p.mapped = m
 	return nil

@@ -47,8 +47,8 @@ func (r *reader) open(ctx context.Context, v View) error {
 	if r.file, err = f.Stat(); err != nil {
 		return err
 	}
-	if r.image, err = unix.Mmap(int(f.Fd()), 0, int(r.size), unix.PROT_READ, unix.MAP_SHARED); err != nil {
-		return fmt.Errorf("map %s: %w", f.Name(), err)
+	if r.image, err = mapFile(f, r.size, false, 0); err != nil {
+		return err
 	}
 	list, err := allocated(ctx, f, r.size)
 	if err != nil {

@@ -118,9 +118,9 @@ func (s *Scratch) Map() (*Mapping, error) {
 	if s.file == nil {
 		return nil, ErrClosed
 	}
-	b, err := unix.Mmap(int(s.file.Fd()), 0, int(s.size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	b, err := mapFile(s.file, s.size, true, 0)
 	if err != nil {
-		return nil, fmt.Errorf("map %s: %w", s.file.Name(), err)
+		return nil, err
 	}
 	return &Mapping{bytes: b}, nil
 }
