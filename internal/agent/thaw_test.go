@@ -45,8 +45,7 @@ func (m *machine) thawOn(t *testing.T, session, number uint64, sandbox string) (
 }
 
 func code(err error) string {
-	var refusal *wire.Error
-	if errors.As(err, &refusal) {
+	if refusal, ok := errors.AsType[*wire.Error](err); ok {
 		return refusal.Code
 	}
 	return ""
@@ -400,8 +399,8 @@ func TestCallsWaitWhileFrozen(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- handler(wire.MethodProcessStart)(t.Context(), nil, nil) }()
 	select {
-	case <-done:
-		t.Error("did not wait")
+	case err := <-done:
+		t.Errorf("did not wait: %v", err)
 	case <-time.After(10 * time.Millisecond):
 	}
 	m.thawAndCheck(t, 1, 1)

@@ -10,8 +10,8 @@ func (r *ThawRequest) parseJSON(b []byte) bool {
 	s.object(func(key string) {
 		switch key {
 		case "freeze":
+			s.failed = s.failed || len(s.b) > 0 && s.b[0] == '-'
 			n := s.long()
-			s.failed = s.failed || n < 0
 			v.Freeze = uint64(n)
 		case "sandboxId":
 			v.SandboxID = s.string()

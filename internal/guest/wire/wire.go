@@ -52,7 +52,7 @@ const (
 	MethodFileWrite   = "filesystem.Write" // request: data frames of the file
 )
 
-// FeatureThaw, in Hello's features: the agent knows MethodThaw. One that does not must never be quiesced and run on.
+// FeatureThaw in Hello's features says that the agent knows MethodThaw. One that does not must never be quiesced and run on.
 const FeatureThaw = "thaw"
 
 // Error codes: Connect's.
