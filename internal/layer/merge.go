@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 )
 
 // Merge stores, as one layer over onto, what d and the layers between the two hold together: where a chain grew long,
@@ -235,4 +236,75 @@ func (s *Store) writeMerged(ctx context.Context, st *Stack, pieces []newPiece, c
 		}
 		return worker{do, w.close}, nil
 	})
+}
+
+// Unlink takes a layer out of the chains of heads: what stood on it directly is merged with it, what stands on that is
+// stored with its new parent, nothing of it being read. It returns the replacement of every layer above d; the old ones
+// stay, and are garbage for Sweep when nobody names them any more. Hold the store until the replacements are recorded.
+func (s *Store) Unlink(ctx context.Context, d Digest, heads []Digest) (map[Digest]Info, error) {
+	release, err := s.Hold(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("unlink layer %s: %w", d, err)
+	}
+	defer release()
+	replaced := map[Digest]Info{}
+	for _, head := range heads {
+		if err := s.unlink(ctx, d, head, replaced); err != nil {
+			return nil, fmt.Errorf("unlink layer %s from %s: %w", d, head, err)
+		}
+	}
+	return replaced, nil
+}
+
+func (s *Store) unlink(ctx context.Context, d, head Digest, replaced map[Digest]Info) error {
+	gone, err := s.readMap(d)
+	if err != nil {
+		return err
+	}
+	var above []Digest // from the head down
+	for at := head; at != d; {
+		if len(above) == maxDepth {
+			return fmt.Errorf("it has more than %d ancestors: %w", maxDepth, ErrCorrupt)
+		}
+		m, err := s.readMap(at)
+		if err != nil {
+			return err
+		}
+		above = append(above, at)
+		if m.parent.IsZero() {
+			return nil // it does not stand on d
+		}
+		at = m.parent
+	}
+	below := gone.parent
+	for i, x := range slices.Backward(above) {
+		info, ok := replaced[x]
+		switch {
+		case ok:
+		case i == len(above)-1:
+			info, err = s.merge(ctx, x, below)
+		default:
+			info, err = s.reparent(ctx, x, below)
+		}
+		if err != nil {
+			return err
+		}
+		replaced[x], below = info, info.Digest
+	}
+	return nil
+}
+
+// reparent stores a layer over another that holds what its parent does.
+func (s *Store) reparent(ctx context.Context, d, parent Digest) (Info, error) {
+	m, err := s.readMap(d)
+	if err != nil {
+		return Info{}, err
+	}
+	dir, err := os.Open(s.dir)
+	if err != nil {
+		return Info{}, err
+	}
+	defer dir.Close()
+	m.parent = parent
+	return s.finish(ctx, m, dir)
 }

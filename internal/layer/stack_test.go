@@ -197,6 +197,7 @@ func (c *chainTest) run(program []byte) {
 			}
 		}
 	}
+	c.unlink()
 	// A link in the middle goes, its child stands on its parent, and the chain grows on.
 	for round := range 3 {
 		k := min(len(c.layers)/2, len(c.layers)-2)
@@ -211,6 +212,32 @@ func (c *chainTest) run(program []byte) {
 		c.layers, c.models = append(c.layers[:k:k], info.Digest), append(c.models[:k:k], c.models[k+1])
 		c.add([]byte{byte(k*31 + round), 40, 0, byte(k * 17), 9, 1})
 		c.check(c.layers[k+1], c.models[k+1], -1)
+	}
+}
+
+// unlink takes out every link but the last, one at a time, from a chain and from a part of it.
+func (c *chainTest) unlink() {
+	c.t.Helper()
+	top := len(c.layers) - 1
+	for gone := range top {
+		heads := []Digest{c.layers[top], c.layers[(gone+top+1)/2], c.layers[gone]}
+		if gone > 0 {
+			heads = append(heads, c.layers[gone-1])
+		}
+		replaced, err := c.store.Unlink(c.t.Context(), c.layers[gone], heads)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		if len(replaced) != top-gone {
+			c.t.Fatalf("%d layers were replaced, %d stand on layer %d", len(replaced), top-gone, gone)
+		}
+		for i := gone + 1; i <= top; i++ {
+			c.check(replaced[c.layers[i]].Digest, c.models[i], -1)
+		}
+		chain, err := c.store.Chain(c.t.Context(), replaced[c.layers[top]].Digest)
+		if err != nil || len(chain) != top {
+			c.t.Fatalf("the chain has %d layers, %v, want %d", len(chain), err, top)
+		}
 	}
 }
 
