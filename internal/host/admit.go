@@ -22,9 +22,9 @@ const (
 	reserve = 256 << 20
 )
 
-// admit promises room for n children of m and one hot image, or says what is short. The caller calls done once the
-// children are in the table or have failed.
-func (h *Host) admit(_ context.Context, m store.Snapshot, n int) (done func(), err error) {
+// admit promises room for n children of m and one hot image, or says what is short. The image of a branch that is being
+// written is there already. The caller calls done once the children are in the table or have failed.
+func (h *Host) admit(_ context.Context, m store.Snapshot, writing *writing, n int) (done func(), err error) {
 	available, err := h.cfg.Available()
 	if err != nil {
 		return nil, fmt.Errorf("read available memory: %w", err)
@@ -39,7 +39,7 @@ func (h *Host) admit(_ context.Context, m store.Snapshot, n int) (done func(), e
 			h.cfg.MaxSandboxes, have), "end some with: forkd kill ID")
 	}
 	need := int64(n+h.forking)*childOwn + reserve
-	if !h.hot.has(m) {
+	if writing == nil && !h.hot.has(m) {
 		need += m.Engine.MemoryBytes
 	}
 	if need > available {

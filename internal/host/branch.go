@@ -2,7 +2,23 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"forkd.dev/forkd/internal/disk"
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/guest"
+	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/layer"
+	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/store"
+	"forkd.dev/forkd/internal/undo"
 )
 
 // BranchMode is how a branch takes the memory of its source.
@@ -26,32 +42,395 @@ type BranchSpec struct {
 	NoWait bool
 }
 
-// Branch captures a sandbox, which runs on.
-func (h *Host) Branch(_ context.Context, id string, _ BranchSpec) (SnapshotView, error) {
-	return SnapshotView{}, fmt.Errorf("branch %s: %w", id, ErrUnsupported)
+const branchWhat = "branch"
+
+// thawTimeout bounds letting the source's processes run again. It is not the caller's to cut short.
+const thawTimeout = 30 * time.Second
+
+// branch is one branch in progress, from its request until its snapshot is ready.
+type branch struct {
+	h      *Host
+	s      *sandbox
+	w      *writing
+	mode   BranchMode
+	reason string // of the mode
+
+	parent  *origin // what the snapshot will stand on
+	cut     int     // how many of the source's own disk files the parent holds already
+	capture *engine.Capture
+	frozen  time.Duration // the source's processes stood still
+	links   string        // directory with the source's frozen disk files, which thus outlive it
+	disks   []string      // those, the lowest first
+	undo    undo.Stack    // what holds as long as the branch is in progress
 }
 
-// Pause halts a sandbox's CPUs; its memory stays.
-func (h *Host) Pause(_ context.Context, id string) (View, error) {
-	return View{}, fmt.Errorf("pause %s: %w", id, ErrUnsupported)
+// Branch captures a sandbox, which runs on. It returns when the snapshot is ready, or with NoWait when the source runs
+// again. On error the source is as it was, and there is no snapshot.
+func (h *Host) Branch(ctx context.Context, id string, spec BranchSpec) (SnapshotView, error) {
+	s, err := h.find(id)
+	if err != nil {
+		return SnapshotView{}, err
+	}
+	b := &branch{h: h, s: s}
+	if b.mode, b.reason, err = h.branchMode(ctx, spec.Mode); err != nil {
+		return SnapshotView{}, fmt.Errorf("branch %s: %w", s.id, err)
+	}
+	if spec.Tag == "" {
+		spec.Tag = autoTag(s.id)
+	}
+	if err := lineage.CheckTag(spec.Tag); err != nil {
+		return SnapshotView{}, err
+	}
+	if err := b.take(ctx, spec); err != nil {
+		return SnapshotView{}, fmt.Errorf("branch %s: %w", s.id, s.orEnded(err))
+	}
+	if !spec.NoWait {
+		if err := b.w.wait(ctx); err != nil {
+			return SnapshotView{}, fmt.Errorf("branch %s: snapshot %s: %w", s.id, spec.Tag, err)
+		}
+	}
+	return h.Snapshot(spec.Tag)
 }
 
-// Resume lets a paused sandbox run on.
-func (h *Host) Resume(_ context.Context, id string) (View, error) {
-	return View{}, fmt.Errorf("resume %s: %w", id, ErrUnsupported)
+func autoTag(id string) string { return fmt.Sprintf("branch-%s-%d", id, time.Now().UnixMilli()) }
+
+// branchMode chooses a mode and says why. A mode asked for by name is never replaced by another (invariant 9).
+func (h *Host) branchMode(ctx context.Context, asked BranchMode) (mode BranchMode, reason string, err error) {
+	f, err := h.Features(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	if !f.Capture {
+		return "", "", fmt.Errorf("%w: engine %s cannot capture running machines", ErrUnsupported, f.Format.Engine)
+	}
+	switch asked {
+	case BranchAuto, "":
+		if f.Live {
+			return BranchLive, "auto: this host can capture live", nil
+		}
+		return BranchDiff, "auto: no live capture here: " + f.LiveReason, nil
+	case BranchLive:
+		if !f.Live {
+			return "", "", hint(fmt.Errorf("%w: %s", engine.ErrLiveUnavailable, f.LiveReason),
+				"use --mode diff, which needs no privilege, or --mode auto")
+		}
+	case BranchDiff, BranchFull:
+	default:
+		return "", "", invalid("mode %.40q: there are auto, live, diff and full", string(asked))
+	}
+	return asked, "asked for", nil
 }
 
-// Suspend writes a sandbox to disk and frees its memory; it keeps its id.
-func (h *Host) Suspend(_ context.Context, id string) (View, error) {
-	return View{}, fmt.Errorf("suspend %s: %w", id, ErrUnsupported)
+// take does everything up to the moment when the source runs again, and leaves the rest to a goroutine.
+func (b *branch) take(ctx context.Context, spec BranchSpec) error {
+	defer b.undo.Run() // nothing, once the goroutine has taken over
+	release, err := b.h.hold(spec.Tag, branchWhat)
+	if err != nil {
+		return err
+	}
+	b.undo.Add(release)
+	if err := b.h.tagFree(spec.Tag); err != nil {
+		return err
+	}
+	done, err := b.s.begin(ctx, lineage.Branching)
+	if err != nil {
+		return err
+	}
+	b.undo.Add(func() { done("") })
+	b.parent, b.cut = b.h.parentOf(b.s)
+	if spec.Parent != "" && spec.Parent != b.parent.tag {
+		return invalid("parent_tag is %q, but the parent of this branch is %s", spec.Parent, b.parent.tag)
+	}
+	if err := b.reserve(spec.Tag); err != nil {
+		return err
+	}
+	b.s.writers(1)
+	b.undo.Add(func() { b.s.writers(-1) })
+	if err := b.snap(ctx, false); err != nil {
+		return err
+	}
+	if err := b.keepDisks(); err != nil {
+		return errors.Join(err, b.abandon())
+	}
+	if err := b.h.enterWriting(b); err != nil {
+		return errors.Join(err, b.abandon())
+	}
+	settle := b.undo
+	b.undo.Keep()
+	go func() {
+		defer b.h.wait.Done()
+		b.finish(b.h.life, func() { done("") }, settle.Run)
+		b.h.shorten(b.s)
+	}()
+	return nil
 }
 
-// Wake lets a suspended sandbox run on.
-func (h *Host) Wake(_ context.Context, id string) (View, error) {
-	return View{}, fmt.Errorf("wake %s: %w", id, ErrUnsupported)
+// reserve admits the memory of the branch and makes its place among the hot images.
+func (b *branch) reserve(tag string) error {
+	b.s.mu.Lock()
+	bytes, hot := b.s.format.MemoryBytes, b.s.hot
+	pid := b.s.machine.Ref().PID
+	format := b.s.format
+	b.s.mu.Unlock()
+	if b.mode != BranchLive {
+		// What is the machine's own is copied; the rest of its process's own memory makes this a little too much.
+		usage, err := memory.Measure(pid)
+		if err != nil {
+			return err
+		}
+		bytes = min(bytes, usage.OwnBytes)
+	}
+	available, err := b.h.cfg.Available()
+	if err != nil {
+		return fmt.Errorf("read available memory: %w", err)
+	}
+	if bytes+reserve > available {
+		return hint(fmt.Errorf("%w: the copy of its memory needs %s, the host has %s available", ErrExhausted, mib(bytes),
+			mib(available)), "end some sandboxes with: forkd kill ID")
+	}
+	image, err := b.h.hot.begin(tag, "branch-"+newID(), bytes, hot)
+	if err != nil {
+		return err
+	}
+	b.w = &writing{hot: image, parent: b.parent, status: lineage.Writing, settled: make(chan struct{})}
+	b.w.m = store.Snapshot{
+		FormatVersion: store.FormatVersion, Tag: tag, CreatedAt: time.Now().UTC().Round(time.Millisecond), Parent: b.parent.tag,
+		Engine: format, Image: hot.image, Warm: []string{},
+	}
+	b.undo.Add(func() {
+		if !isClosed(image.ready) {
+			b.h.hot.fail(image, errors.New("its capture failed"))
+		}
+		b.h.hot.release(image)
+	})
+	return nil
 }
 
-// Compact makes a snapshot with the content of tag that stands on no other.
-func (h *Host) Compact(_ context.Context, tag, _ string) (SnapshotView, error) {
-	return SnapshotView{}, fmt.Errorf("compact %s: %w", tag, ErrUnsupported)
+// snap captures the machine. Whatever happens, it runs as before when this returns, and so do its processes, unless stay
+// leaves them frozen when all went well.
+func (b *branch) snap(ctx context.Context, stay bool) error {
+	s := b.s
+	s.mu.Lock()
+	machine, paused := s.machine, s.state == lineage.Paused
+	top := diskPath(s.dir, s.nextDisk)
+	below := s.disks[len(s.disks)-1]
+	s.nextDisk++
+	s.mu.Unlock()
+	capturer, ok := machine.(engine.Capturer)
+	if !ok {
+		return fmt.Errorf("%w: its machine cannot be captured while it runs", ErrUnsupported)
+	}
+	if err := disk.CreateOverlay(top, below, "qcow2"); err != nil {
+		return err
+	}
+	mode := engine.CaptureDiff
+	if b.mode == BranchLive {
+		mode = engine.CaptureLive
+	}
+	var frozen time.Time
+	capture := func(quiesce func(context.Context) error) error {
+		var err error
+		b.capture, err = capturer.Capture(ctx, &engine.CaptureSpec{
+			Mode: mode, DiskTop: top, Progress: b.w.copied,
+			Quiesce: func(ctx context.Context) error {
+				frozen = time.Now()
+				return quiesce(ctx)
+			},
+		})
+		return err
+	}
+	err := b.h.around(ctx, s, paused, stay, capture)
+	b.frozen = time.Since(frozen)
+	if err == nil || engine.DiskMoved(err) {
+		s.mu.Lock()
+		s.disks = append(s.disks, top)
+		s.mu.Unlock()
+		b.h.record(s)
+		return err
+	}
+	return errors.Join(err, ignoreMissing(os.Remove(top)))
+}
+
+// around lets capture run with a machine whose processes it can freeze, and afterwards makes them run again; those of a
+// paused machine are frozen all the time, and only its CPUs run meanwhile.
+func (h *Host) around(ctx context.Context, s *sandbox, paused, stay bool, capture func(quiesce func(context.Context) error) error) error {
+	if paused {
+		if err := s.setPaused(ctx, false); err != nil {
+			return err
+		}
+		err := capture(func(context.Context) error { return nil })
+		return errors.Join(err, s.setPaused(context.WithoutCancel(ctx), true))
+	}
+	conn, err := s.guest(ctx)
+	if err != nil {
+		return err
+	}
+	asked := false
+	err = capture(func(ctx context.Context) error {
+		asked = true
+		if err := conn.Quiesce(ctx, wire.QuiesceRequest{}); err != nil {
+			return fmt.Errorf("freeze its processes: %w", err)
+		}
+		return nil
+	})
+	if !asked || stay && err == nil {
+		return err
+	}
+	if thawErr := s.thaw(ctx, conn); thawErr != nil {
+		h.log.Warn("let a source's processes run again", "sandbox", s.id, "error", thawErr)
+		err = errors.Join(err, fmt.Errorf("let its processes run again: %w", thawErr))
+	}
+	return err
+}
+
+// thaw lets a guest's processes run again, whatever the caller's patience.
+func (s *sandbox) thaw(ctx context.Context, conn *guest.Conn) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), thawTimeout)
+	defer cancel()
+	_, err := conn.Thaw(ctx, s.id)
+	if err == nil || ctx.Err() != nil || !isClosed(conn.Closed()) {
+		return err
+	}
+	again, err := s.guest(ctx) // The connection broke, and somebody has to let them run.
+	if err != nil {
+		return err
+	}
+	_, err = again.Thaw(ctx, s.id)
+	return err
+}
+
+func (s *sandbox) writers(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writing += n
+}
+
+// orEnded explains a failure by the sandbox's end, if it was ended meanwhile.
+func (s *sandbox) orEnded(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil || !s.ended {
+		return err
+	}
+	return fmt.Errorf("%w: the sandbox was ended meanwhile: %w", lineage.ErrState, err)
+}
+
+// keepDisks links the source's frozen disk files to a place of the branch, where they stay if the source ends.
+func (b *branch) keepDisks() error {
+	b.s.mu.Lock()
+	frozen := b.s.disks[:len(b.s.disks)-1]
+	b.s.mu.Unlock()
+	dir, err := b.h.TempDir("branch-")
+	if err != nil {
+		return err
+	}
+	b.undo.Add(func() { _ = os.RemoveAll(dir) })
+	for i, f := range frozen {
+		link := filepath.Join(dir, strconv.Itoa(i)+".qcow2")
+		if err := os.Link(f, link); err != nil {
+			return fmt.Errorf("keep its disk: %w", err)
+		}
+		b.disks = append(b.disks, link)
+	}
+	return nil
+}
+
+// abandon waits for a capture that nobody wants any more.
+func (b *branch) abandon() error {
+	captured, err := b.capture.Finish(b.h.life)
+	if err != nil {
+		return err
+	}
+	closeCaptured(captured)
+	return nil
+}
+
+func closeCaptured(c *engine.Captured) {
+	if c.Image != nil {
+		_ = c.Image.Close()
+	}
+	if c.Pages != nil {
+		_ = c.Pages.Close()
+	}
+}
+
+// parentOf is what the next branch of s stands on, and how many of its own disk files that holds.
+func (h *Host) parentOf(s *sandbox) (*origin, int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.latest != nil {
+		if m, ok := h.snapshots[s.latest.Tag]; ok && m.ID() == s.latest.ID() {
+			return &origin{tag: m.Tag, snapshot: m}, s.cut
+		}
+		s.latest, s.cut = nil, 0 // it was removed
+	}
+	return s.from, 0
+}
+
+// writing is a snapshot that is not ready yet, or failed.
+type writing struct {
+	hot     *hotImage
+	parent  *origin
+	settled chan struct{} // closed when it is ready or failed
+	done    atomic.Int64  // bytes of memory copied
+	total   atomic.Int64
+
+	// Guarded by the host's lock.
+	m      store.Snapshot // as far as it is known
+	status lineage.Status
+	err    error
+}
+
+func (w *writing) copied(done, total int64) {
+	w.done.Store(done)
+	w.total.Store(total)
+}
+
+// progress is from 0 to 1: copying is half of it.
+func (w *writing) progress() float64 {
+	total := w.total.Load()
+	if total == 0 {
+		return 0
+	}
+	return 0.5 * float64(min(w.done.Load(), total)) / float64(total)
+}
+
+// wait returns when the snapshot is ready.
+func (w *writing) wait(ctx context.Context) error {
+	select {
+	case <-w.settled:
+		return w.err // set before settled was closed
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// origin is the snapshot a sandbox was forked from, which may still be being written.
+type origin struct {
+	tag      string
+	snapshot store.Snapshot
+	writing  *writing // nil: it was ready
+}
+
+// settled waits until the snapshot is durable and returns it.
+func (o *origin) settled(ctx context.Context, h *Host) (store.Snapshot, error) {
+	if o.writing == nil {
+		return o.snapshot, nil
+	}
+	if err := o.writing.wait(ctx); err != nil {
+		return store.Snapshot{}, fmt.Errorf("snapshot %s, which it stands on: %w", o.tag, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return o.writing.m, nil
+}
+
+// layers are what must not be collected while a sandbox of it lives; one being written holds its own.
+func (o *origin) layers() []layer.Digest {
+	if o.writing != nil {
+		return nil
+	}
+	return []layer.Digest{o.snapshot.Memory, o.snapshot.Disk}
 }

@@ -231,7 +231,10 @@ func (b *build) snapshot(ctx context.Context, img store.Image) (store.Snapshot, 
 		return store.Snapshot{}, err
 	}
 	u.Add(func() { _ = os.RemoveAll(dir) })
-	overlay := filepath.Join(dir, "disk.qcow2")
+	overlay := diskPath(dir, 0)
+	if err := os.Mkdir(filepath.Dir(overlay), 0o700); err != nil {
+		return store.Snapshot{}, fmt.Errorf("create disk: %w", err)
+	}
 	if err := disk.CreateOverlay(overlay, base, "raw"); err != nil {
 		return store.Snapshot{}, fmt.Errorf("create disk: %w", err)
 	}

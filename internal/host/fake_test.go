@@ -33,19 +33,24 @@ type fakeEngine struct {
 	fail     func(n int) error       // of the n-th restore
 	awaken   func(n int) *wire.Error // what the n-th machine's agent answers
 	silent   func(n int) bool        // its agent never answers
+	live     bool
+	capture  func(step string) error // what happens at a step of a capture: "start", "paused", "finish"
 }
 
 func newFakeEngine() *fakeEngine {
 	return &fakeEngine{
 		alive: map[*fakeMachine]bool{}, fail: func(int) error { return nil }, awaken: func(int) *wire.Error { return nil },
-		silent: func(int) bool { return false },
+		silent: func(int) bool { return false }, capture: func(string) error { return nil },
 	}
 }
 
 func (e *fakeEngine) Name() string { return "fake" }
 
 func (e *fakeEngine) Probe(context.Context) (*engine.Features, error) {
-	return &engine.Features{Format: engine.Format{Engine: "fake", Version: "1.0"}}, nil
+	return &engine.Features{
+		Format: engine.Format{Engine: "fake", Version: "1.0"}, Capture: true, Live: e.live, LiveReason: "the fake has none",
+		Pause: true, Commit: true,
+	}, nil
 }
 
 func (e *fakeEngine) Boot(context.Context, *engine.Spec) (engine.Machine, error) {
@@ -54,7 +59,7 @@ func (e *fakeEngine) Boot(context.Context, *engine.Spec) (engine.Machine, error)
 
 func (e *fakeEngine) Bury(context.Context, engine.Ref) error { return nil }
 
-func (e *fakeEngine) Restore(_ context.Context, spec *engine.Spec, _ *engine.Checkpoint) (engine.Machine, error) {
+func (e *fakeEngine) Restore(_ context.Context, spec *engine.Spec, from *engine.Checkpoint) (engine.Machine, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := e.restored
@@ -65,7 +70,11 @@ func (e *fakeEngine) Restore(_ context.Context, spec *engine.Spec, _ *engine.Che
 	if _, err := os.Stat(spec.Disk.Path); err != nil {
 		return nil, err
 	}
-	m := &fakeMachine{e: e, n: n, dir: spec.Dir, done: make(chan struct{})}
+	m := &fakeMachine{e: e, n: n, dir: spec.Dir, format: from.Format, done: make(chan struct{}), top: spec.Disk.Path}
+	m.memory = make([]byte, from.Memory.Size())
+	if _, err := (memory.View{Image: from.Memory, Pages: from.Pages}).ReadAt(m.memory, 0); err != nil {
+		return nil, err
+	}
 	e.alive[m] = true
 	return m, nil
 }
@@ -82,14 +91,22 @@ type fakeMachine struct {
 	dir  string
 	done chan struct{}
 
-	mu    sync.Mutex
-	err   error
-	ended bool
-	wg    sync.WaitGroup
-	conns []net.Conn
+	format engine.Format
+
+	mu     sync.Mutex
+	memory []byte
+	top    string // the disk it writes
+	paused bool
+	frozen bool // its agent was told to freeze
+	err    error
+	ended  bool
+	wg     sync.WaitGroup
+	conns  []net.Conn
 }
 
-func (m *fakeMachine) Ref() engine.Ref       { return engine.Ref{Engine: "fake", PID: 0, Dir: m.dir} }
+func (m *fakeMachine) Ref() engine.Ref {
+	return engine.Ref{Engine: "fake", PID: os.Getpid(), Dir: m.dir}
+}
 func (m *fakeMachine) Console() []byte       { return []byte("fake console\n") }
 func (m *fakeMachine) Done() <-chan struct{} { return m.done }
 func (m *fakeMachine) Freeze(context.Context) (*engine.Checkpoint, error) {
@@ -172,7 +189,7 @@ func (m *fakeMachine) serve(conn net.Conn) {
 	if err != nil {
 		return
 	}
-	hello, _ := json.Marshal(wire.Hello{Version: wire.Version, Generation: p.Generation, Phase: "ready"})
+	hello, _ := json.Marshal(wire.Hello{Version: wire.Version, Generation: p.Generation, Phase: "ready", Features: []string{wire.FeatureThaw}})
 	if _, err := conn.Write(wire.AppendAnswer(nil, p.Nonce, hello)); err != nil {
 		return
 	}
@@ -192,15 +209,110 @@ func (m *fakeMachine) serve(conn net.Conn) {
 
 func (m *fakeMachine) answer(s *wire.Stream) {
 	defer s.Close()
-	if _, _, err := s.Recv(); err != nil {
+	_, payload, err := s.Recv()
+	if err != nil {
+		return
+	}
+	m.mu.Lock()
+	paused := m.paused
+	m.mu.Unlock()
+	if paused {
+		_ = s.SendError(wire.CodeInternal, "a halted machine answers nobody")
+		return
+	}
+	switch method, _, _ := wire.SplitRequest(payload); method {
+	case wire.MethodQuiesce:
+		m.setFrozen(true)
+		_ = s.End()
+		return
+	case wire.MethodThaw:
+		m.setFrozen(false)
+		_ = s.SendMessage(wire.ThawReport{})
+		_ = s.End()
 		return
 	}
 	if refusal := m.e.awaken(m.n); refusal != nil {
 		_ = s.SendError(refusal.Code, refusal.Message)
 		return
 	}
+	m.setFrozen(false)
 	_ = s.SendMessage(wire.AwakenReport{Renewed: []string{"kernel_entropy"}})
 	_ = s.End()
+}
+
+func (m *fakeMachine) setFrozen(frozen bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.frozen = frozen
+}
+
+// set writes the machine's memory, as its guest would.
+func (m *fakeMachine) set(value string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	copy(m.memory[8192:], append([]byte(value), 0))
+}
+
+// get reads it.
+func (m *fakeMachine) get() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	text, _, _ := bytes.Cut(m.memory[8192:], []byte{0})
+	return string(text)
+}
+
+func (m *fakeMachine) SetPaused(_ context.Context, paused bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.paused = paused
+	return nil
+}
+
+func (m *fakeMachine) CommitDisk(context.Context, string, string) error { return nil }
+
+// Capture keeps the contract of engine.Capturer on a byte array.
+func (m *fakeMachine) Capture(ctx context.Context, spec *engine.CaptureSpec) (*engine.Capture, error) {
+	if err := m.e.capture("start"); err != nil {
+		return nil, err
+	}
+	if err := spec.Quiesce(ctx); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.ended {
+		return nil, engine.ErrDead
+	}
+	if !m.frozen {
+		return nil, errors.New("captured while its processes run")
+	}
+	m.top = spec.DiskTop
+	if err := m.e.capture("paused"); err != nil {
+		return nil, &engine.DiskMovedError{Err: err}
+	}
+	instant := bytes.Clone(m.memory)
+	return &engine.Capture{Mode: spec.Mode, Pause: time.Millisecond, Finish: func(ctx context.Context) (*engine.Captured, error) {
+		if err := m.e.capture("finish"); err != nil {
+			return nil, err
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		spec.Progress(int64(len(instant)), int64(len(instant)))
+		scratch, err := memory.NewScratch(int64(len(instant)))
+		if err != nil {
+			return nil, err
+		}
+		defer scratch.Close()
+		if _, err := scratch.File().WriteAt(instant, 0); err != nil {
+			return nil, err
+		}
+		image, err := scratch.Seal()
+		if err != nil {
+			return nil, err
+		}
+		return &engine.Captured{Format: m.format, State: []byte("state of " + m.dir), Image: image}, nil
+	}}, nil
 }
 
 // fakeTag is a snapshot with real layers and a fake machine's state.

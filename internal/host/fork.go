@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -44,7 +45,7 @@ type ForkResult struct {
 // child is in the table, and so can be talked to, only after its agent has confirmed its new identity.
 func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
 	start := time.Now()
-	m, err := h.snapshot(spec.Tag)
+	m, writing, err := h.forkable(spec.Tag)
 	if err != nil {
 		return nil, err
 	}
@@ -58,16 +59,20 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
 	if err := m.Engine.Compatible(features.Format); err != nil {
 		return nil, fmt.Errorf("fork %s: %w", m.Tag, err)
 	}
-	done, err := h.admit(ctx, m, spec.N)
+	done, err := h.admit(ctx, m, writing, spec.N)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	hot, err := h.hot.acquire(ctx, m)
+	hot, err := h.acquire(ctx, m, writing)
 	if err != nil {
 		return nil, fmt.Errorf("fork %s: %w", m.Tag, err)
 	}
 	defer h.hot.release(hot)
+	if err := h.hot.flattenFor(ctx, hot, spec.N); err != nil {
+		return nil, fmt.Errorf("fork %s: %w", m.Tag, err)
+	}
+	from := &origin{tag: m.Tag, snapshot: m, writing: writing}
 
 	results := make([]ForkResult, spec.N)
 	slots := make(chan struct{}, h.cfg.Parallel)
@@ -77,7 +82,7 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
 		wg.Go(func() {
 			defer func() { <-slots }()
 			results[i].Index = i
-			s, err := h.forkOne(ctx, spec, hot, i, start)
+			s, err := h.forkOne(ctx, spec, from, hot, i, start)
 			if err != nil {
 				results[i].Err = fmt.Errorf("fork child %d of %s: %w", i, m.Tag, err)
 				return
@@ -136,7 +141,7 @@ func hasControl(s string) bool {
 }
 
 // forkOne makes one child, or leaves nothing of it.
-func (h *Host) forkOne(ctx context.Context, spec ForkSpec, hot *hotImage, index int, start time.Time) (*sandbox, error) {
+func (h *Host) forkOne(ctx context.Context, spec ForkSpec, from *origin, hot *hotImage, index int, start time.Time) (*sandbox, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -149,32 +154,64 @@ func (h *Host) forkOne(ctx context.Context, spec ForkSpec, hot *hotImage, index 
 		return nil, err
 	}
 	u.Add(func() { _ = os.RemoveAll(dir) })
-	overlay := filepath.Join(dir, "disk.qcow2")
-	if err := disk.CreateOverlay(overlay, hot.disk, "qcow2"); err != nil {
-		return nil, fmt.Errorf("create disk: %w", err)
-	}
-	machine, err := h.cfg.Engine.Restore(ctx, &engine.Spec{
-		ID: id, Dir: dir, CPUs: hot.checkpoint.Format.CPUs, MemoryBytes: hot.checkpoint.Format.MemoryBytes,
-		Disk: engine.Disk{Path: overlay, Format: "qcow2", Backing: []string{hot.disk, hot.base}},
-	}, hot.checkpoint)
-	if err != nil {
-		return nil, fmt.Errorf("restore machine: %w", err)
-	}
-	u.Add(func() { _ = machine.Close() })
 	s := &sandbox{
-		id: id, tag: spec.Tag, index: index, count: spec.N, hostname: id, labels: maps.Clone(spec.Labels), created: time.Now(),
-		format: hot.checkpoint.Format, machine: machine, dir: dir, state: lineage.Running, generation: 1,
+		id: id, tag: from.tag, from: from, index: index, count: spec.N, hostname: id, labels: maps.Clone(spec.Labels),
+		created: time.Now(), dir: dir, hot: hot, state: lineage.Running, generation: 1,
 	}
+	if err := h.restore(ctx, s); err != nil {
+		return nil, err
+	}
+	u.Add(func() { _ = s.machine.Close() })
 	if err := s.awaken(ctx, spec); err != nil {
-		return nil, withConsole(err, machine.Console())
+		return nil, withConsole(err, s.machine.Console())
 	}
 	u.Add(func() { _ = s.conn.Close() })
 	s.ready = time.Since(start)
-	if err := h.enter(s, spec.TTL, hot); err != nil {
+	if err := h.enter(s, spec.TTL); err != nil {
 		return nil, err
 	}
 	u.Keep()
 	return s, nil
+}
+
+// restore starts the machine of a sandbox from its hot image, with a new disk over that.
+func (h *Host) restore(ctx context.Context, s *sandbox) error {
+	overlay := diskPath(s.dir, 0)
+	if err := os.Mkdir(filepath.Dir(overlay), 0o700); err != nil {
+		return fmt.Errorf("create disk: %w", err)
+	}
+	below := s.hot.disks
+	if err := disk.CreateOverlay(overlay, below[0], diskFormat(below)); err != nil {
+		return fmt.Errorf("create disk: %w", err)
+	}
+	checkpoint := h.hot.memory(s.hot)
+	mapped, err := checkpoint.Memory.ID()
+	if err != nil {
+		return err
+	}
+	machine, err := h.cfg.Engine.Restore(ctx, &engine.Spec{
+		ID: s.id, Dir: s.dir, CPUs: checkpoint.Format.CPUs, MemoryBytes: checkpoint.Format.MemoryBytes,
+		Disk: engine.Disk{Path: overlay, Format: "qcow2", Backing: below},
+	}, checkpoint)
+	if err != nil {
+		return fmt.Errorf("restore machine: %w", err)
+	}
+	s.machine, s.format, s.mapped, s.disks, s.nextDisk = machine, checkpoint.Format, mapped, []string{overlay}, 1
+	return nil
+}
+
+// diskPath is the n-th disk file of a machine. They have a directory of their own: it is all of the machine's directory
+// that the VM process may open.
+func diskPath(dir string, n int) string {
+	return filepath.Join(dir, "disk", strconv.Itoa(n)+".qcow2")
+}
+
+// diskFormat is the format of the nearest of a chain of disks, whose last is an image's.
+func diskFormat(chain []string) string {
+	if len(chain) == 1 {
+		return "raw"
+	}
+	return "qcow2"
 }
 
 // awaken gives the child its own identity and waits for the confirmation. Whatever fails here, the caller kills the
@@ -248,20 +285,25 @@ func (h *Host) machineDir() (string, error) {
 	return dir, nil
 }
 
-// enter puts an awakened child into the table and starts to watch it. The hot image gets one more user.
-func (h *Host) enter(s *sandbox, ttl time.Duration, hot *hotImage) error {
+// enter puts an awakened child into the table and starts to watch it. Its hot image gets one more user.
+func (h *Host) enter(s *sandbox, ttl time.Duration) error {
+	if ttl > 0 {
+		s.expires = s.created.Add(ttl)
+	}
+	if err := h.remember(s); err != nil {
+		return err
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
 		return ErrClosed
 	}
-	h.hot.retain(hot)
-	s.release = func() { h.hot.release(hot) }
+	h.hot.retain(s.hot)
 	if ttl > 0 {
-		s.expires = s.created.Add(ttl)
 		s.onEnd = time.AfterFunc(ttl, func() { h.expire(s.id) })
 	}
 	h.sandboxes[s.id] = s
-	h.wait.Go(func() { h.watch(s) })
+	machine := s.machine
+	h.wait.Go(func() { h.watch(s, machine) })
 	return nil
 }

@@ -54,13 +54,16 @@ type Host struct {
 	layers *layer.Store
 	store  *store.Store
 	hot    *hotCache
-	wait   sync.WaitGroup // watchers and builds
+	wait   sync.WaitGroup  // watchers, builds, branches being written
+	life   context.Context // ends after the last of those
+	die    context.CancelFunc
 
 	probeMu  sync.Mutex
 	features *engine.Features
 
 	mu        sync.Mutex
 	snapshots map[string]store.Snapshot // by tag
+	writing   map[string]*writing       // by tag: branches that are not ready, or failed
 	images    map[string]store.Image    // by id
 	sandboxes map[string]*sandbox       // by id
 	forking   int                       // children admitted but not yet in sandboxes
@@ -82,13 +85,14 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	h := &Host{
 		cfg: cfg, log: cfg.Log, layers: layers, store: store.New(cfg.Home),
 		snapshots: map[string]store.Snapshot{}, images: map[string]store.Image{}, sandboxes: map[string]*sandbox{},
-		busy: map[string]string{},
+		busy: map[string]string{}, writing: map[string]*writing{},
 	}
+	h.life, h.die = context.WithCancel(context.WithoutCancel(ctx))
 	h.hot = newHotCache(h)
-	if err := h.bury(ctx); err != nil {
+	if err := h.load(); err != nil {
 		return nil, err
 	}
-	if err := h.load(); err != nil {
+	if err := h.takeOver(ctx); err != nil {
 		return nil, err
 	}
 	h.collect(ctx)
@@ -133,7 +137,10 @@ func (h *Host) load() error {
 	for _, m := range snapshots {
 		h.snapshots[m.Tag] = m
 	}
-	return nil
+	if err := h.loadSuspended(); err != nil {
+		return err
+	}
+	return h.loadUnfinished()
 }
 
 // Features probes the engine, once: the result of a conclusive probe does not change while the daemon lives.
@@ -164,10 +171,11 @@ func (h *Host) Close(ctx context.Context) error {
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
 	for i, s := range all {
-		wg.Go(func() { errs[i] = s.end() })
+		wg.Go(func() { errs[i] = h.end(s) })
 	}
 	wg.Wait()
 	h.wait.Wait()
+	h.die()
 	h.hot.close()
 	return errors.Join(errors.Join(errs...), context.Cause(ctx))
 }

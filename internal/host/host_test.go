@@ -265,7 +265,7 @@ func TestRemoveSnapshot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.removeSnapshot(t.Context(), fakeTag); !errors.Is(err, ErrBusy) {
+	if err := removeSnapshot(t, h, fakeTag); !errors.Is(err, ErrBusy) {
 		t.Errorf("removing a snapshot in use: %v", err)
 	}
 	if err := h.RemoveImage(t.Context(), "image-of-"+fakeTag); !errors.Is(err, ErrBusy) {
@@ -274,7 +274,7 @@ func TestRemoveSnapshot(t *testing.T) {
 	if err := h.Kill(t.Context(), results[0].Sandbox.ID); err != nil {
 		t.Fatal(err)
 	}
-	for _, err := range []error{h.removeSnapshot(t.Context(), fakeTag), h.RemoveImage(t.Context(), fakeTag)} {
+	for _, err := range []error{removeSnapshot(t, h, fakeTag), h.RemoveImage(t.Context(), fakeTag)} {
 		if err != nil {
 			t.Error(err)
 		}

@@ -53,7 +53,7 @@ func (h *Host) Kill(_ context.Context, id string) error {
 	}
 	delete(h.sandboxes, s.id)
 	h.mu.Unlock()
-	if err := s.end(); err != nil {
+	if err := h.end(s); err != nil {
 		return fmt.Errorf("kill sandbox %s: %w", s.id, err)
 	}
 	return nil
@@ -76,7 +76,7 @@ func (h *Host) expire(id string) {
 		return
 	}
 	defer h.wait.Done()
-	if err := s.end(); err != nil && !errors.Is(err, context.Canceled) {
+	if err := h.end(s); err != nil && !errors.Is(err, context.Canceled) {
 		h.log.Warn("end an expired sandbox", "sandbox", id, "error", err)
 		return
 	}
@@ -129,7 +129,7 @@ func (h *Host) Logs(id string) ([]byte, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.state == lineage.Failed {
+	if s.state == lineage.Failed || s.machine == nil {
 		return s.console, nil
 	}
 	return s.machine.Console(), nil

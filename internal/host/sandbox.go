@@ -8,39 +8,54 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/store"
 )
 
-// sandbox is a running (or failed) child. What the host table needs is immutable; mu guards the rest and is never
-// held across a call into the guest or the machine.
+// sandbox is a machine a user owns, running or not. What is set before it enters the table is immutable; mu guards the
+// rest and is never held across a call into the guest or the machine.
 type sandbox struct {
 	id           string
-	tag          string
+	tag          string  // of the snapshot it was forked from
+	from         *origin // that snapshot
 	index, count int
 	hostname     string
 	labels       map[string]string
 	created      time.Time
 	expires      time.Time // zero: never
-	format       engine.Format
-	machine      engine.Machine
-	dir          string
 	report       *wire.AwakenReport
 	ready        time.Duration
-	release      func() // of the hot image
 	onEnd        *time.Timer
+	recording    sync.Mutex // held while its record is written
 
 	mu         sync.Mutex
+	format     engine.Format
+	machine    engine.Machine // nil while suspended
+	dir        string         // of the machine
+	hot        *hotImage      // what the machine was restored from; it is a user of it
+	mapped     memory.ID      // the memory file it was restored from
+	disks      []string       // its own disk files, the lowest first; the machine writes the last, the others are frozen
+	nextDisk   int            // number of the next one
 	conn       *guest.Conn
 	dialing    chan struct{} // closed when a dial in progress has ended
 	generation uint64
 	state      lineage.State
+	work       lineage.Work  // what is being done with it and excludes everything else; "": nothing
+	idle       chan struct{} // closed when that is over
 	reason     string
 	console    []byte // kept after the machine's death
 	ended      bool
+	branches   int
+	latest     *store.Snapshot // its latest branch that became ready
+	cut        int             // how many of disks that branch holds
+	writing    int             // branches of it that are being written, which read its frozen disks
+	suspended  *store.Suspended
 }
 
 // View is what the edges see of a sandbox.
@@ -63,16 +78,88 @@ type View struct {
 
 func (s *sandbox) view() View {
 	s.mu.Lock()
-	state, reason := s.state, s.reason
-	s.mu.Unlock()
+	defer s.mu.Unlock()
 	v := View{
-		ID: s.id, SnapshotTag: s.tag, Hostname: s.hostname, Index: s.index, Count: s.count, State: state, Reason: reason,
+		ID: s.id, SnapshotTag: s.tag, Hostname: s.hostname, Index: s.index, Count: s.count, State: s.state, Reason: s.reason,
 		Labels: s.labels, Created: s.created, Expires: s.expires, Format: s.format, Report: s.report, Ready: s.ready,
+		Branches: s.branches,
 	}
-	if state == lineage.Running {
+	if s.latest != nil {
+		v.LatestBranch = s.latest.Tag
+	}
+	if s.state == lineage.Running || s.state == lineage.Paused {
 		v.PID = s.machine.Ref().PID
+		v.DiskOwn = allocated(s.disks)
 	}
 	return v
+}
+
+// allocated is what files take on their disk.
+func allocated(files []string) int64 {
+	var sum int64
+	for _, f := range files {
+		var st unix.Stat_t
+		if unix.Stat(f, &st) == nil {
+			sum += st.Blocks * 512
+		}
+	}
+	return sum
+}
+
+// begin takes a sandbox for work that excludes all other. done ends it, with the state the sandbox is in then ("": as
+// before); a sandbox that has failed or ended meanwhile stays so. What the host does by itself is waited for.
+func (s *sandbox) begin(ctx context.Context, work lineage.Work) (done func(lineage.State), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.work == lineage.Shortening {
+		idle := s.idle
+		s.mu.Unlock()
+		select {
+		case <-idle:
+			s.mu.Lock()
+		case <-ctx.Done():
+			s.mu.Lock()
+			return nil, context.Cause(ctx)
+		}
+	}
+	if s.ended {
+		return nil, fmt.Errorf("sandbox %s: %w", s.id, ErrNotFound)
+	}
+	if err := lineage.Begin(s.state, s.work, work); err != nil {
+		return nil, s.explain(err)
+	}
+	s.work, s.idle = work, make(chan struct{})
+	return once(func(next lineage.State) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.work = ""
+		close(s.idle)
+		if next != "" && s.state.To(next) == nil {
+			s.state = next
+		}
+	}), nil
+}
+
+// once makes f do nothing from its second call on.
+func once[T any](f func(T)) func(T) {
+	var o sync.Once
+	return func(v T) { o.Do(func() { f(v) }) }
+}
+
+// explain adds what a user can do about a sandbox in the wrong state. The caller holds mu.
+func (s *sandbox) explain(err error) error {
+	err = fmt.Errorf("sandbox %s: %w", s.id, err)
+	switch {
+	case s.work != "":
+		return hint(err, "try again when that is over")
+	case s.state == lineage.Paused:
+		return hint(err, "forkd resume %s", s.id)
+	case s.state == lineage.Suspended:
+		return hint(err, "forkd wake %s", s.id)
+	case s.state == lineage.Failed:
+		return hint(fmt.Errorf("%w: %s", err, s.reason), "see its console with: forkd logs %s", s.id)
+	}
+	return err
 }
 
 // withUsage adds the sandbox's own memory; the kernel walks its page tables for that, so lists ask for it only when
@@ -93,10 +180,9 @@ func (s *sandbox) guest(ctx context.Context) (*guest.Conn, error) {
 	for {
 		s.mu.Lock()
 		if s.state != lineage.Running {
-			reason := s.reason
+			err := s.explain(fmt.Errorf("%w: it is %s", lineage.ErrState, s.state))
 			s.mu.Unlock()
-			return nil, hint(fmt.Errorf("sandbox %s: %w: it has %s: %s", s.id, lineage.ErrState, lineage.Failed, reason),
-				"see its console with: forkd logs %s", s.id)
+			return nil, err
 		}
 		if s.conn != nil && !isClosed(s.conn.Closed()) {
 			conn := s.conn
@@ -114,11 +200,11 @@ func (s *sandbox) guest(ctx context.Context) (*guest.Conn, error) {
 			}
 		}
 		s.generation++
-		generation, done := s.generation, make(chan struct{})
+		generation, done, machine := s.generation, make(chan struct{}), s.machine
 		s.dialing = done
 		s.mu.Unlock()
 
-		conn, err := guest.Dial(ctx, s.machine.DialGuest, generation)
+		conn, err := guest.Dial(ctx, machine.DialGuest, generation)
 		s.mu.Lock()
 		s.dialing = nil
 		close(done)
@@ -147,21 +233,21 @@ func isClosed(ch <-chan struct{}) bool {
 }
 
 // watch turns the machine's death into the state failed, at once, and frees what the machine held.
-func (h *Host) watch(s *sandbox) {
-	<-s.machine.Done()
+func (h *Host) watch(s *sandbox, machine engine.Machine) {
+	<-machine.Done()
 	s.mu.Lock()
-	if s.ended {
+	if s.ended || s.machine != machine {
 		s.mu.Unlock()
 		return
 	}
-	s.state, s.reason = lineage.Failed, deathReason(s.machine)
-	s.console = s.machine.Console()
+	s.state, s.reason = lineage.Failed, deathReason(machine)
+	s.console = machine.Console()
 	conn := s.conn
 	s.mu.Unlock()
 	if conn != nil {
 		_ = conn.Close()
 	}
-	if err := s.free(); err != nil {
+	if err := h.free(s); err != nil {
 		h.log.Warn("free a dead sandbox", "sandbox", s.id, "error", err)
 	}
 	h.log.Info("sandbox failed", "sandbox", s.id, "snapshot", s.tag, "reason", s.reason)
@@ -175,15 +261,14 @@ func deathReason(m engine.Machine) string {
 }
 
 // end kills the machine and frees everything. It is idempotent and waits.
-func (s *sandbox) end() error {
+func (h *Host) end(s *sandbox) error {
 	s.mu.Lock()
 	if s.ended {
 		s.mu.Unlock()
 		return nil
 	}
 	s.ended = true
-	conn := s.conn
-	failed := s.state == lineage.Failed
+	conn, machine, state := s.conn, s.machine, s.state
 	s.mu.Unlock()
 	if s.onEnd != nil {
 		s.onEnd.Stop()
@@ -191,16 +276,22 @@ func (s *sandbox) end() error {
 	if conn != nil {
 		_ = conn.Close()
 	}
-	err := s.machine.Close()
-	if failed { // freed when it failed
+	if machine == nil {
+		return h.store.RemoveSuspended(s.id)
+	}
+	err := machine.Close()
+	if state == lineage.Failed { // freed when it failed
 		return err
 	}
-	return errors.Join(err, s.free())
+	return errors.Join(err, h.free(s))
 }
 
-// free gives back what the machine held. Called once, after the machine's end.
-func (s *sandbox) free() error {
-	err := s.machine.Close()
-	s.release()
-	return errors.Join(err, os.RemoveAll(s.dir))
+// free gives back what the machine held. Called once for a machine, after its end.
+func (h *Host) free(s *sandbox) error {
+	s.mu.Lock()
+	machine, hot, dir := s.machine, s.hot, s.dir
+	s.mu.Unlock()
+	err := machine.Close()
+	h.hot.release(hot)
+	return errors.Join(err, os.RemoveAll(dir))
 }

@@ -2,10 +2,12 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/lineage"
@@ -26,19 +28,93 @@ type SnapshotView struct {
 	Reason   string  // of a failed one
 }
 
-// snapshot resolves a tag.
+// snapshot resolves the tag of a snapshot that is ready.
 func (h *Host) snapshot(tag string) (store.Snapshot, error) {
+	m, w, err := h.forkable(tag)
+	if w != nil {
+		return m, hint(fmt.Errorf("snapshot %s: %w: it is being written", tag, ErrBusy), "wait until forkd snapshots shows it as ready")
+	}
+	return m, err
+}
+
+// forkable resolves the tag of a snapshot that is ready, or will be: then writing is not nil.
+func (h *Host) forkable(tag string) (m store.Snapshot, w *writing, err error) {
 	if err := lineage.CheckTag(tag); err != nil {
-		return store.Snapshot{}, err
+		return m, nil, err
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	m, ok := h.snapshots[tag]
-	if !ok {
-		return store.Snapshot{}, hint(fmt.Errorf("snapshot %s: %w", tag, ErrNotFound),
-			"list them with: forkd snapshots, or build one with: forkd build RECIPE -t %s", tag)
+	if m, ok := h.snapshots[tag]; ok {
+		return m, nil, nil
 	}
-	return m, nil
+	w, ok := h.writing[tag]
+	switch {
+	case !ok:
+		return m, nil, hint(fmt.Errorf("snapshot %s: %w", tag, ErrNotFound),
+			"list them with: forkd snapshots, or build one with: forkd build RECIPE -t %s", tag)
+	case w.status == lineage.FailedSnap:
+		return m, nil, hint(fmt.Errorf("snapshot %s: %w: it has %s: %w", tag, lineage.ErrState, lineage.FailedSnap, w.err),
+			"remove it with: forkd rmi %s, then branch again", tag)
+	}
+	return w.m, w, nil
+}
+
+// writingLimit is how long a fork waits for the memory of a snapshot that is being written.
+const writingLimit = 2 * time.Minute
+
+// acquire returns the hot image of a snapshot; that of one being written as soon as its memory is complete.
+func (h *Host) acquire(ctx context.Context, m store.Snapshot, w *writing) (*hotImage, error) {
+	if w == nil {
+		return h.hot.acquire(ctx, m)
+	}
+	h.mu.Lock()
+	if w.status != lineage.Writing {
+		m, err := w.m, w.err
+		h.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		return h.hot.acquire(ctx, m)
+	}
+	h.hot.retain(w.hot)
+	h.mu.Unlock()
+	ctx, cancel := context.WithTimeoutCause(ctx, writingLimit,
+		fmt.Errorf("%w: its memory was not copied within %s; it is still being written", ErrBusy, writingLimit))
+	defer cancel()
+	return h.hot.join(ctx, w.hot)
+}
+
+// tagFree says whether a new snapshot can have a tag. One that failed makes room.
+func (h *Host) tagFree(tag string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, ready := h.snapshots[tag]
+	w, known := h.writing[tag]
+	if ready || known && w.status != lineage.FailedSnap {
+		return hint(fmt.Errorf("snapshot %s: %w", tag, store.ErrExists), "use another tag, or remove it with: forkd rmi %s", tag)
+	}
+	delete(h.writing, tag)
+	return nil
+}
+
+// loadUnfinished lists as failed what an earlier daemon was writing when it ended.
+func (h *Host) loadUnfinished() error {
+	list, err := h.store.Unfinished()
+	if err != nil {
+		return err
+	}
+	for _, m := range list {
+		if _, ready := h.snapshots[m.Tag]; ready { // it ended just before it removed the note
+			if err := h.store.EndSnapshot(m.Tag); err != nil {
+				return err
+			}
+			continue
+		}
+		w := &writing{m: m, status: lineage.FailedSnap, err: errors.New("the daemon ended while it was being written"), settled: make(chan struct{})}
+		close(w.settled)
+		h.writing[m.Tag] = w
+	}
+	return nil
 }
 
 // Tags lists all tags, sorted.
@@ -51,23 +127,38 @@ func (h *Host) Tags() []string {
 // Snapshots lists all, newest first.
 func (h *Host) Snapshots() []SnapshotView {
 	h.mu.Lock()
-	all := slices.Collect(maps.Values(h.snapshots))
+	views := make([]SnapshotView, 0, len(h.snapshots)+len(h.writing))
+	for _, m := range h.snapshots {
+		views = append(views, h.viewLocked(m))
+	}
+	for _, w := range h.writing {
+		views = append(views, h.viewWriting(w))
+	}
 	h.mu.Unlock()
-	slices.SortFunc(all, func(a, b store.Snapshot) int {
+	slices.SortFunc(views, func(a, b SnapshotView) int {
 		if c := b.CreatedAt.Compare(a.CreatedAt); c != 0 {
 			return c
 		}
 		return strings.Compare(a.Tag, b.Tag)
 	})
-	views := make([]SnapshotView, len(all))
-	for i, m := range all {
-		views[i] = h.viewSnapshot(m)
+	for i := range views {
+		h.addShared(&views[i])
 	}
 	return views
 }
 
-// Snapshot describes one.
+// Snapshot describes one, also one that is being written or failed.
 func (h *Host) Snapshot(tag string) (SnapshotView, error) {
+	if err := lineage.CheckTag(tag); err != nil {
+		return SnapshotView{}, err
+	}
+	h.mu.Lock()
+	w, writing := h.writing[tag]
+	if writing {
+		defer h.mu.Unlock()
+		return h.viewWriting(w), nil
+	}
+	h.mu.Unlock()
 	m, err := h.snapshot(tag)
 	if err != nil {
 		return SnapshotView{}, err
@@ -75,27 +166,99 @@ func (h *Host) Snapshot(tag string) (SnapshotView, error) {
 	return h.viewSnapshot(m), nil
 }
 
-func (h *Host) viewSnapshot(m store.Snapshot) SnapshotView {
-	v := SnapshotView{Snapshot: m, Status: lineage.Ready, Hot: h.hot.has(m)}
+// AwaitSnapshot returns when a snapshot is not being written any more, or ctx ends.
+func (h *Host) AwaitSnapshot(ctx context.Context, tag string) (SnapshotView, error) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, s := range h.sandboxes {
-		if s.tag == m.Tag {
-			v.Sandboxes++
+	w := h.writing[tag]
+	h.mu.Unlock()
+	if w != nil {
+		select {
+		case <-w.settled:
+		case <-ctx.Done():
 		}
 	}
+	return h.Snapshot(tag)
+}
+
+func (h *Host) viewSnapshot(m store.Snapshot) SnapshotView {
+	h.mu.Lock()
+	v := h.viewLocked(m)
+	h.mu.Unlock()
+	h.addShared(&v)
+	return v
+}
+
+// viewLocked describes a ready snapshot, but for what must be read from disk. The caller holds mu.
+func (h *Host) viewLocked(m store.Snapshot) SnapshotView {
+	v := SnapshotView{Snapshot: m, Status: lineage.Ready, Hot: h.hot.has(m), Sandboxes: h.sandboxesOf(m.Tag), Progress: 1}
 	family := h.family()
 	v.Ancestors, v.Dependents = lineage.Ancestors(m.Tag, family), lineage.Dependents(m.Tag, family)
 	return v
 }
 
+// viewWriting describes one that is not ready. The caller holds mu.
+func (h *Host) viewWriting(w *writing) SnapshotView {
+	v := SnapshotView{
+		Snapshot: w.m, Status: w.status, Sandboxes: h.sandboxesOf(w.m.Tag), Progress: w.progress(),
+		Ancestors: lineage.Ancestors(w.m.Tag, h.family()), Dependents: []string{},
+	}
+	if w.err != nil {
+		v.Reason = w.err.Error()
+	}
+	return v
+}
+
+func (h *Host) sandboxesOf(tag string) int {
+	n := 0
+	for _, s := range h.sandboxes {
+		if s.tag == tag {
+			n++
+		}
+	}
+	return n
+}
+
+// addShared adds how much the children of a snapshot have from what it stands on: the layers below, each counted whole.
+func (h *Host) addShared(v *SnapshotView) {
+	if v.Status != lineage.Ready {
+		return
+	}
+	v.MemoryShared = h.below(v.Memory)
+	v.DiskShared = h.below(v.Disk)
+}
+
+func (h *Host) below(d layer.Digest) int64 {
+	chain, err := h.layers.Chain(h.life, d)
+	if err != nil { // damaged: said by whoever needs it
+		return 0
+	}
+	var sum int64
+	for _, l := range chain[:len(chain)-1] {
+		sum += l.OwnBytes
+	}
+	return sum
+}
+
 // family is the pure view of the table. The caller holds mu.
 func (h *Host) family() map[string]lineage.Snapshot {
-	all := make(map[string]lineage.Snapshot, len(h.snapshots))
+	all := make(map[string]lineage.Snapshot, len(h.snapshots)+len(h.writing))
 	for tag, m := range h.snapshots {
-		all[tag] = lineage.Snapshot{Tag: tag, Image: m.Image, Parent: m.Parent}
+		all[tag] = lineage.Snapshot{Tag: tag, Image: m.Image, Parent: h.parentTag(m)}
+	}
+	for tag, w := range h.writing {
+		if w.status == lineage.Writing {
+			all[tag] = lineage.Snapshot{Tag: tag, Image: w.m.Image, Parent: w.m.Parent}
+		}
 	}
 	return all
+}
+
+// parentTag is the tag of the parent, if it is still there and still the one. The caller holds mu.
+func (h *Host) parentTag(m store.Snapshot) string {
+	if p, ok := h.snapshots[m.Parent]; ok && (m.ParentID == "" || p.ID() == m.ParentID) {
+		return m.Parent
+	}
+	return ""
 }
 
 // hold marks a name (a tag, or an image id) as being worked on; one at a time.
@@ -114,51 +277,6 @@ func (h *Host) hold(name, what string) (release func(), err error) {
 		delete(h.busy, name)
 		h.mu.Unlock()
 	}, nil
-}
-
-// RemoveOptions say what to do with a snapshot that others stand on; at most one is set.
-type RemoveOptions struct {
-	Cascade bool // remove those, too
-	Force   bool // remove it alone; those keep what they need of it
-}
-
-// RemoveSnapshot deletes a snapshot nothing stands on: no dependent snapshot, no running sandbox. It returns the tags
-// that are gone.
-func (h *Host) RemoveSnapshot(ctx context.Context, tag string, _ RemoveOptions) ([]string, error) {
-	if err := h.removeSnapshot(ctx, tag); err != nil {
-		return nil, err
-	}
-	return []string{tag}, nil
-}
-
-func (h *Host) removeSnapshot(ctx context.Context, tag string) error {
-	m, err := h.snapshot(tag)
-	if err != nil {
-		return err
-	}
-	release, err := h.hold(tag, "remove")
-	if err != nil {
-		return err
-	}
-	defer release()
-	v := h.viewSnapshot(m)
-	if len(v.Dependents) > 0 {
-		return hint(fmt.Errorf("remove snapshot %s: %w: snapshots %s stand on it", tag, ErrBusy, strings.Join(v.Dependents, ", ")),
-			"remove those first")
-	}
-	if v.Sandboxes > 0 || !h.hot.forget(m) {
-		return hint(fmt.Errorf("remove snapshot %s: %w: sandboxes of it are running", tag, ErrBusy),
-			"list them with: forkd ls, and end them with: forkd kill ID")
-	}
-	if err := h.store.RemoveSnapshot(tag); err != nil {
-		return err
-	}
-	h.mu.Lock()
-	delete(h.snapshots, tag)
-	h.mu.Unlock()
-	h.cfg.Changed(h.Tags())
-	h.collect(ctx)
-	return nil
 }
 
 // Images lists all, newest first.
@@ -259,6 +377,20 @@ func (h *Host) collect(ctx context.Context) {
 		for _, m := range h.images {
 			roots = append(roots, m.Disk)
 		}
+		for _, w := range h.writing {
+			if w.parent != nil {
+				roots = append(roots, w.parent.layers()...)
+			}
+		}
+		for _, s := range h.sandboxes {
+			s.mu.Lock()
+			if s.suspended != nil {
+				roots = append(roots, s.suspended.Machine.Memory, s.suspended.Machine.Disk)
+			}
+			// What it writes adds to these, whether a tag still names them or not.
+			roots = append(roots, s.from.layers()...)
+			s.mu.Unlock()
+		}
 		return roots, nil
 	})
 	if err != nil {
@@ -280,16 +412,21 @@ type Node struct {
 
 // Tree is the family: images, the snapshots on them, their snapshots and sandboxes.
 func (h *Host) Tree() []Node {
+	snapshots := map[string]SnapshotView{}
+	for _, v := range h.Snapshots() {
+		snapshots[v.Tag] = v
+	}
 	sandboxes := h.Sandboxes(nil)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	family := h.family()
 	var roots []Node
 	for _, id := range slices.Sorted(maps.Keys(h.images)) {
 		m := h.images[id]
-		n := Node{Kind: "image", Name: m.Name + "@" + short(id), OwnBytes: m.StoredBytes}
-		for _, tag := range h.snapshotsOf(id) {
-			if h.snapshots[tag].Parent == "" {
-				n.Children = append(n.Children, h.subtree(tag, sandboxes, 0))
+		n := Node{Kind: "image", Name: m.Name + "@" + short(id), OwnBytes: m.StoredBytes, DiskOwn: m.OwnBytes}
+		for _, tag := range slices.Sorted(maps.Keys(family)) {
+			if family[tag].Image == id && family[tag].Parent == "" {
+				n.Children = append(n.Children, subtree(tag, family, snapshots, sandboxes, 0))
 			}
 		}
 		roots = append(roots, n)
@@ -299,17 +436,24 @@ func (h *Host) Tree() []Node {
 
 const maxDepth = 1000 // a cycle read from a damaged disk must not recurse for ever
 
-func (h *Host) subtree(tag string, sandboxes []View, depth int) Node {
-	n := Node{Kind: "snapshot", Name: tag, State: "ready", OwnBytes: h.snapshots[tag].Stored}
+func subtree(tag string, family map[string]lineage.Snapshot, snapshots map[string]SnapshotView, sandboxes []View, depth int) Node {
+	v := snapshots[tag]
+	n := Node{
+		Kind: "snapshot", Name: tag, State: string(v.Status), OwnBytes: v.Stored, MemoryOwn: v.MemoryOwn, MemoryShared: v.MemoryShared,
+		DiskOwn: v.DiskOwn, DiskShared: v.DiskShared,
+	}
 	if depth > maxDepth {
 		return n
 	}
-	for _, child := range lineage.Dependents(tag, h.family()) {
-		n.Children = append(n.Children, h.subtree(child, sandboxes, depth+1))
+	for _, child := range lineage.Dependents(tag, family) {
+		n.Children = append(n.Children, subtree(child, family, snapshots, sandboxes, depth+1))
 	}
 	for _, s := range sandboxes {
 		if s.SnapshotTag == tag {
-			n.Children = append(n.Children, Node{Kind: "sandbox", Name: s.ID, State: string(s.State), OwnBytes: s.Usage.OwnBytes})
+			n.Children = append(n.Children, Node{
+				Kind: "sandbox", Name: s.ID, State: string(s.State), OwnBytes: s.Usage.OwnBytes, MemoryOwn: s.Usage.OwnBytes,
+				MemoryShared: s.Usage.SharedBytes, DiskOwn: s.DiskOwn, DiskShared: v.DiskOwn + v.DiskShared,
+			})
 		}
 	}
 	return n

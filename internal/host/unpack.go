@@ -29,10 +29,10 @@ func (h *Host) unpackBase(ctx context.Context, id, path string) error {
 	return nil
 }
 
-// unpackOverlay writes a snapshot's disk layer as an overlay over base.
-func (h *Host) unpackOverlay(ctx context.Context, id layer.Digest, path, base string) error {
+// unpackOverlay writes a snapshot's disk, all layers above its image's, as one overlay over base.
+func (h *Host) unpackOverlay(ctx context.Context, id, image layer.Digest, path, base string) error {
 	return unpack(path, func(tmp string) error {
-		return disk.LoadOverlay(ctx, h.layers, id, tmp, base, "raw")
+		return disk.LoadChain(ctx, h.layers, id, image, tmp, base, "raw")
 	})
 }
 

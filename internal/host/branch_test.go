@@ -1,0 +1,674 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/layer"
+	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/store"
+)
+
+func removeSnapshot(t *testing.T, h *Host, tag string) error {
+	t.Helper()
+	_, err := h.RemoveSnapshot(t.Context(), tag, RemoveOptions{})
+	return err
+}
+
+func machineOf(t *testing.T, h *Host, id string) *fakeMachine {
+	t.Helper()
+	s, err := h.find(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m, ok := s.machine.(*fakeMachine)
+	if !ok {
+		t.Fatalf("sandbox %s has no machine", id)
+	}
+	return m
+}
+
+func forkOneOf(t *testing.T, h *Host, tag string) string {
+	t.Helper()
+	results, err := h.Fork(t.Context(), ForkSpec{Tag: tag, N: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if results[0].Err != nil {
+		t.Fatal(results[0].Err)
+	}
+	return results[0].Sandbox.ID
+}
+
+func mustBranch(t *testing.T, h *Host, id, tag string, mode BranchMode) SnapshotView {
+	t.Helper()
+	v, err := h.Branch(t.Context(), id, BranchSpec{Tag: tag, Mode: mode})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func wantMemory(t *testing.T, h *Host, tag, want string) {
+	t.Helper()
+	id := forkOneOf(t, h, tag)
+	if got := machineOf(t, h, id).get(); got != want {
+		t.Errorf("a child of %s has %q in memory, want %q", tag, got, want)
+	}
+	if err := h.Kill(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestBranchHoldsItsInstant(t *testing.T) {
+	for _, mode := range []BranchMode{BranchAuto, BranchLive, BranchDiff, BranchFull} {
+		t.Run(string(mode), func(t *testing.T) {
+			e := newFakeEngine()
+			e.live = true
+			h := fakeHost(t, e, nil)
+			id := forkOneOf(t, h, fakeTag)
+			source := machineOf(t, h, id)
+			source.set("one")
+			a := mustBranch(t, h, id, "a", mode)
+			source.set("two")
+			b := mustBranch(t, h, id, "b", mode)
+			source.set("three")
+			parentA, parentB := fakeTag, "a"
+			if mode == BranchFull {
+				parentA, parentB = "", ""
+			}
+			if a.Parent != parentA || b.Parent != parentB {
+				t.Errorf("parents are %q and %q, want %q and %q", a.Parent, b.Parent, parentA, parentB)
+			}
+			if a.Status != lineage.Ready || a.MemoryOwn == 0 || mode != BranchFull && a.MemoryOwn > memory.PageSize {
+				t.Errorf("snapshot: %+v", a)
+			}
+			if source.frozen {
+				t.Error("the source's processes are still frozen")
+			}
+			for range 2 { // hot, then from disk
+				wantMemory(t, h, "a", "one")
+				wantMemory(t, h, "b", "two")
+				h.hot.evict()
+			}
+			v, err := h.Sandbox(id)
+			if err != nil || v.Branches != 2 || v.LatestBranch != "b" || v.State != lineage.Running {
+				t.Errorf("source: %+v, %v", v, err)
+			}
+		})
+	}
+}
+
+func TestModeAskedForIsNeverReplaced(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	id := forkOneOf(t, h, fakeTag)
+	if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x", Mode: BranchLive}); !errors.Is(err, engine.ErrLiveUnavailable) {
+		t.Errorf("live where there is none: %v", err)
+	}
+	if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x", Mode: "quick"}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("unknown mode: %v", err)
+	}
+	if v := mustBranch(t, h, id, "x", BranchAuto); v.Branch.Mode != string(BranchDiff) || v.Branch.ModeReason == "" {
+		t.Errorf("auto took %+v", v.Branch)
+	}
+}
+
+// TestFailedBranchChangesNothing is invariant 1 on the host's side.
+func TestFailedBranchChangesNothing(t *testing.T) {
+	boom := errors.New("boom")
+	for _, step := range []string{"start", "paused", "finish"} {
+		t.Run(step, func(t *testing.T) {
+			e := newFakeEngine()
+			fail := true
+			e.capture = func(at string) error {
+				if at == step && fail {
+					return boom
+				}
+				return nil
+			}
+			h := fakeHost(t, e, nil)
+			id := forkOneOf(t, h, fakeTag)
+			source := machineOf(t, h, id)
+			source.set("one")
+			if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x"}); !errors.Is(err, boom) {
+				t.Errorf("Branch: %v", err)
+			}
+			if source.frozen {
+				t.Error("the source's processes are still frozen")
+			}
+			if v, err := h.Snapshot("x"); err == nil && v.Status != lineage.FailedSnap {
+				t.Errorf("half a snapshot: %+v", v)
+			}
+			checkEmpty(t, h.cfg.Home.Temp())
+			fail = false
+			mustBranch(t, h, id, "x", BranchAuto) // a failed one makes room for its tag
+			wantMemory(t, h, "x", "one")
+			if err := h.Kill(t.Context(), id); err != nil {
+				t.Error(err)
+			}
+			if n := h.hotUsers(); n != 1 { // the branch's image stands on its parent's
+				t.Errorf("hot images have %d users", n)
+			}
+		})
+	}
+}
+
+func TestNoWaitAndForkOfWriting(t *testing.T) {
+	e := newFakeEngine()
+	gate := make(chan struct{})
+	e.capture = func(step string) error {
+		if step == "finish" {
+			<-gate
+		}
+		return nil
+	}
+	h := fakeHost(t, e, nil)
+	id := forkOneOf(t, h, fakeTag)
+	machineOf(t, h, id).set("one")
+	v, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x", NoWait: true})
+	if err != nil || v.Status != lineage.Writing {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "y"}); !errors.Is(err, lineage.ErrState) {
+		t.Errorf("a second capture during the first: %v", err)
+	}
+	if _, err := h.RemoveSnapshot(t.Context(), fakeTag, RemoveOptions{Cascade: true}); !errors.Is(err, ErrBusy) {
+		t.Errorf("removing under a branch that is written: %v", err)
+	}
+	if _, err := h.Pause(t.Context(), id); !errors.Is(err, lineage.ErrState) {
+		t.Errorf("pause during a capture: %v", err)
+	}
+	forked := make(chan string)
+	go func() {
+		results, err := h.Fork(t.Context(), ForkSpec{Tag: "x", N: 1})
+		if err != nil || results[0].Err != nil {
+			forked <- fmt.Sprint(err, results)
+			return
+		}
+		forked <- machineOf(t, h, results[0].Sandbox.ID).get()
+	}()
+	select {
+	case got := <-forked:
+		t.Errorf("a fork did not wait for the memory: %s", got)
+	case <-h.wCopying("x"):
+	}
+	close(gate)
+	if got := <-forked; got != "one" {
+		t.Errorf("the child has %q", got)
+	}
+	if v, err = h.AwaitSnapshot(t.Context(), "x"); err != nil || v.Status != lineage.Ready {
+		t.Errorf("%+v, %v", v, err)
+	}
+	for _, v := range h.Sandboxes(nil) {
+		if err := h.Kill(t.Context(), v.ID); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// wCopying is closed: the snapshot is known and its memory is not complete.
+func (h *Host) wCopying(tag string) <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	ch := make(chan struct{})
+	if w := h.writing[tag]; w != nil && !isClosed(w.hot.ready) {
+		close(ch)
+	}
+	return ch
+}
+
+func TestKillDuringCapture(t *testing.T) {
+	e := newFakeEngine()
+	started, gate := make(chan struct{}), make(chan struct{})
+	e.capture = func(step string) error {
+		if step == "start" {
+			close(started)
+			<-gate
+		}
+		return nil
+	}
+	h := fakeHost(t, e, nil)
+	id := forkOneOf(t, h, fakeTag)
+	failed := make(chan error)
+	go func() {
+		_, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x"})
+		failed <- err
+	}()
+	<-started
+	if err := h.Kill(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	close(gate)
+	if err := <-failed; err == nil {
+		t.Error("a killed sandbox was branched")
+	}
+	if _, err := h.Snapshot("x"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("snapshot of a killed sandbox: %v", err)
+	}
+	if n := h.hotUsers(); n != 0 {
+		t.Errorf("hot images have %d users", n)
+	}
+}
+
+func TestPauseAndSuspend(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	ctx := t.Context()
+	id := forkOneOf(t, h, fakeTag)
+	machineOf(t, h, id).set("one")
+	for range 2 {
+		if v, err := h.Pause(ctx, id); err != nil || v.State != lineage.Paused {
+			t.Fatalf("pause: %+v, %v", v, err)
+		}
+	}
+	if _, err := h.Guest(ctx, id); !errors.Is(err, lineage.ErrState) {
+		t.Errorf("a paused sandbox's agent: %v", err)
+	}
+	mustBranch(t, h, id, "x", BranchAuto)
+	if m := machineOf(t, h, id); !m.paused || !m.frozen {
+		t.Error("a branch of a paused sandbox let it run")
+	}
+	for range 2 {
+		if v, err := h.Resume(ctx, id); err != nil || v.State != lineage.Running {
+			t.Fatalf("resume: %+v, %v", v, err)
+		}
+	}
+	if m := machineOf(t, h, id); m.paused || m.frozen {
+		t.Error("a resumed sandbox does not run")
+	}
+	for range 2 {
+		if v, err := h.Suspend(ctx, id); err != nil || v.State != lineage.Suspended || v.PID != 0 {
+			t.Fatalf("suspend: %+v, %v", v, err)
+		}
+	}
+	checkEmpty(t, h.cfg.Home.Machines())
+	if err := removeSnapshot(t, h, fakeTag); !errors.Is(err, ErrBusy) {
+		t.Errorf("removing under a suspended sandbox: %v", err)
+	}
+	h.hot.evict()
+	h.collect(ctx)
+	for range 2 {
+		if v, err := h.Wake(ctx, id); err != nil || v.State != lineage.Running || v.ID != id {
+			t.Fatalf("wake: %+v, %v", v, err)
+		}
+	}
+	m := machineOf(t, h, id)
+	if m.get() != "one" || m.frozen {
+		t.Errorf("woken with %q, frozen %v", m.get(), m.frozen)
+	}
+	m.set("two")
+	v := mustBranch(t, h, id, "y", BranchAuto)
+	if v.Parent != "x" {
+		t.Errorf("parent of the woken one's branch is %q", v.Parent)
+	}
+	h.hot.evict()
+	wantMemory(t, h, "y", "two")
+	if _, err := h.Suspend(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Kill(ctx, id); err != nil {
+		t.Error(err)
+	}
+	checkEmpty(t, h.cfg.Home.Suspended())
+}
+
+func TestSuspendedSurvivesTheDaemon(t *testing.T) {
+	e := newFakeEngine()
+	var home string
+	var kept Config
+	h := fakeHost(t, e, func(c *Config) { kept, home = *c, c.Home.Root })
+	id := forkOneOf(t, h, fakeTag)
+	machineOf(t, h, id).set("one")
+	if _, err := h.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(home); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Open(t.Context(), kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = again.Close(context.WithoutCancel(t.Context())) }()
+	if v, err := again.Wake(t.Context(), id); err != nil || v.State != lineage.Running {
+		t.Fatalf("%+v, %v", v, err)
+	}
+	if got := machineOf(t, again, id).get(); got != "one" {
+		t.Errorf("woken with %q", got)
+	}
+	if err := again.Kill(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+	h.mu.Lock()
+	delete(h.sandboxes, id)
+	h.mu.Unlock()
+}
+
+// chain makes snapshots a, b, c, d, each a branch of a child of the one before.
+func chain(t *testing.T, h *Host, tags ...string) {
+	t.Helper()
+	below := fakeTag
+	for _, tag := range tags {
+		id := forkOneOf(t, h, below)
+		machineOf(t, h, id).set("value " + tag)
+		mustBranch(t, h, id, tag, BranchDiff)
+		if err := h.Kill(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+		below = tag
+	}
+}
+
+func TestRemove(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	ctx := t.Context()
+	chain(t, h, "a", "b", "c", "d")
+	if err := removeSnapshot(t, h, "b"); !errors.Is(err, ErrBusy) {
+		t.Errorf("removing under dependents: %v", err)
+	}
+	if _, err := h.RemoveSnapshot(ctx, "b", RemoveOptions{Cascade: true, Force: true}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("both options: %v", err)
+	}
+	if gone, err := h.RemoveSnapshot(ctx, "b", RemoveOptions{Force: true}); err != nil || !slices.Equal(gone, []string{"b"}) {
+		t.Fatalf("force: %v, %v", gone, err)
+	}
+	if v, err := h.Snapshot("d"); err != nil || !slices.Equal(v.Ancestors, []string{fakeTag, "a", "c"}) {
+		t.Errorf("ancestors of d: %v, %v", v.Ancestors, err)
+	}
+	for range 2 {
+		wantMemory(t, h, "c", "value c")
+		wantMemory(t, h, "d", "value d")
+		h.hot.evict()
+	}
+	if v, _ := h.Snapshot("c"); mustChain(t, h, v.Memory) != 3 || mustChain(t, h, v.Disk) != 4 {
+		t.Errorf("chains of c have %d and %d links", mustChain(t, h, v.Memory), mustChain(t, h, v.Disk))
+	}
+	child := forkOneOf(t, h, "d")
+	if _, err := h.RemoveSnapshot(ctx, "a", RemoveOptions{Cascade: true}); !errors.Is(err, ErrBusy) {
+		t.Errorf("cascade over a running sandbox: %v", err)
+	}
+	if err := h.Kill(ctx, child); err != nil {
+		t.Error(err)
+	}
+	if gone, err := h.RemoveSnapshot(ctx, fakeTag, RemoveOptions{Cascade: true}); err != nil || len(gone) != 4 {
+		t.Errorf("cascade: %v, %v", gone, err)
+	}
+	if tags := h.Tags(); len(tags) != 0 {
+		t.Errorf("left: %v", tags)
+	}
+}
+
+func mustChain(t *testing.T, h *Host, d layer.Digest) int {
+	t.Helper()
+	c, err := h.layers.Chain(t.Context(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(c)
+}
+
+func TestCompact(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	chain(t, h, "a", "b")
+	v, err := h.Compact(t.Context(), "b", "flat")
+	if err != nil || v.Parent != "" || mustChain(t, h, v.Memory) != 1 || mustChain(t, h, v.Disk) != 2 {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if _, err := h.Compact(t.Context(), "b", "a"); !errors.Is(err, store.ErrExists) {
+		t.Errorf("onto a tag that is there: %v", err)
+	}
+	if gone, err := h.RemoveSnapshot(t.Context(), fakeTag, RemoveOptions{Cascade: true}); err != nil {
+		t.Errorf("%v, %v", gone, err)
+	}
+	h.hot.evict()
+	wantMemory(t, h, "flat", "value b")
+}
+
+// TestUnfinishedIsFailedAfterRestart: what a daemon was writing when it died is listed as failed by the next.
+func TestUnfinishedIsFailedAfterRestart(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	m, err := h.snapshot(fakeTag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Tag, m.Parent = "half", fakeTag
+	if err := h.store.BeginSnapshot(m); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.loadUnfinished(); err != nil {
+		t.Fatal(err)
+	}
+	v, err := h.Snapshot("half")
+	if err != nil || v.Status != lineage.FailedSnap || v.Reason == "" {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if _, err := h.Fork(t.Context(), ForkSpec{Tag: "half", N: 1}); !errors.Is(err, lineage.ErrState) {
+		t.Errorf("fork of a failed one: %v", err)
+	}
+	if err := removeSnapshot(t, h, "half"); err != nil {
+		t.Error(err)
+	}
+	checkEmpty(t, h.cfg.Home.Unfinished())
+}
+
+// TestRandomInterleavings drives many clients at once against one host and compares what every snapshot and sandbox
+// holds with a model of it. Each operation may be refused by state; what succeeds must be true.
+func TestRandomInterleavings(t *testing.T) {
+	rounds := 3
+	if os.Getenv("FORKD_SOAK") != "" {
+		rounds = 60
+	}
+	for seed := range rounds {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) { randomRound(t, uint64(seed)) })
+	}
+}
+
+type model struct {
+	mu        sync.Mutex
+	snapshots map[string]string // tag → value
+	next      int
+}
+
+func randomRound(t *testing.T, seed uint64) {
+	e := newFakeEngine()
+	e.live = seed%2 == 0
+	h := fakeHost(t, e, func(c *Config) { c.HotMaxBytes = 24 << 20 })
+	mo := &model{snapshots: map[string]string{fakeTag: ""}}
+	var wg sync.WaitGroup
+	for client := range 6 {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(seed, uint64(client)))
+			for range 25 {
+				mo.step(t, h, r)
+			}
+		})
+	}
+	wg.Wait()
+	for _, v := range h.Sandboxes(nil) {
+		if err := h.Kill(t.Context(), v.ID); err != nil {
+			t.Errorf("kill %s: %v", v.ID, err)
+		}
+	}
+	for _, v := range h.Snapshots() {
+		if v, err := h.AwaitSnapshot(t.Context(), v.Tag); err == nil && v.Status == lineage.Ready {
+			wantMemory(t, h, v.Tag, mo.value(v.Tag))
+		}
+	}
+	h.hot.evict()
+	h.collect(t.Context())
+	for _, tag := range h.Tags() {
+		wantMemory(t, h, tag, mo.value(tag))
+	}
+	if n := h.hotUsersBut(); n != 0 {
+		t.Errorf("hot images have %d users that nobody knows", n)
+	}
+	checkEmpty(t, h.cfg.Home.Temp())
+}
+
+// hotUsersBut counts users of hot images that are not other hot images.
+func (h *Host) hotUsersBut() int {
+	h.hot.mu.Lock()
+	defer h.hot.mu.Unlock()
+	n := 0
+	for _, e := range h.hot.entries {
+		n += e.users - len(e.below)
+	}
+	return n
+}
+
+func (mo *model) value(tag string) string {
+	mo.mu.Lock()
+	defer mo.mu.Unlock()
+	return mo.snapshots[tag]
+}
+
+// refused are the errors a client may meet when others are at work on the same things.
+func refused(err error) bool {
+	for _, ok := range []error{ErrBusy, ErrNotFound, lineage.ErrState, ErrExhausted, store.ErrExists, engine.ErrDead} {
+		if errors.Is(err, ok) {
+			return true
+		}
+	}
+	return false
+}
+
+func (mo *model) step(t *testing.T, h *Host, r *rand.Rand) {
+	ctx := t.Context()
+	tag, id := pick(r, h.Tags()), ""
+	if all := h.Sandboxes(nil); len(all) > 0 {
+		id = all[r.IntN(len(all))].ID
+	}
+	var err error
+	switch what := r.IntN(20); {
+	case id == "" || what < 3:
+		if tag == "" {
+			return
+		}
+		want := mo.value(tag)
+		var results []ForkResult
+		if results, err = h.Fork(ctx, ForkSpec{Tag: tag, N: 1 + r.IntN(2)}); err == nil {
+			mo.checkChildren(t, h, tag, want, results)
+		}
+	case what < 8:
+		err = mo.branch(t, h, r, id)
+	case what < 10:
+		_, err = h.Pause(ctx, id)
+	case what < 13:
+		_, err = h.Resume(ctx, id)
+	case what < 14:
+		_, err = h.Suspend(ctx, id)
+	case what < 16:
+		_, err = h.Wake(ctx, id)
+	case what < 17:
+		err = h.Kill(ctx, id)
+	case what < 18 && tag != fakeTag:
+		_, err = h.RemoveSnapshot(ctx, tag, RemoveOptions{Force: r.IntN(2) == 0})
+	case what < 19 && tag != "":
+		to := mo.newTag()
+		want := mo.value(tag)
+		mo.mu.Lock()
+		mo.snapshots[to] = want
+		mo.mu.Unlock()
+		_, err = h.Compact(ctx, tag, to)
+	default:
+		h.hot.evict()
+	}
+	if err != nil && !refused(err) {
+		t.Errorf("unexpected: %v", err)
+	}
+}
+
+func (mo *model) checkChildren(t *testing.T, h *Host, tag, want string, results []ForkResult) {
+	for _, res := range results {
+		if res.Err != nil {
+			if !refused(res.Err) {
+				t.Errorf("child of %s: %v", tag, res.Err)
+			}
+			continue
+		}
+		s, err := h.find(res.Sandbox.ID)
+		if err != nil {
+			continue // killed by another client
+		}
+		s.mu.Lock()
+		m, _ := s.machine.(*fakeMachine)
+		fresh := s.branches == 0
+		s.mu.Unlock()
+		if m == nil || !fresh {
+			continue
+		}
+		if got := m.get(); got != want && !isOwn(got) {
+			t.Errorf("a child of %s has %q, want %q", tag, got, want)
+		}
+	}
+}
+
+// isOwn tells a value that a client has written to a running machine since.
+func isOwn(value string) bool { return len(value) > 3 && value[:3] == "own" }
+
+func (mo *model) newTag() string {
+	mo.mu.Lock()
+	defer mo.mu.Unlock()
+	mo.next++
+	return fmt.Sprintf("t%d", mo.next)
+}
+
+// branch writes a value of its own and branches; the capture holds whatever was last written before it, by us or by
+// another client between the two, so the value is read back from the first child.
+func (mo *model) branch(t *testing.T, h *Host, r *rand.Rand, id string) error {
+	tag := mo.newTag()
+	if s, err := h.find(id); err == nil {
+		s.mu.Lock()
+		m, _ := s.machine.(*fakeMachine)
+		running := s.state == lineage.Running
+		s.mu.Unlock()
+		if m != nil && running {
+			m.set("own " + tag)
+		}
+	}
+	modes := []BranchMode{BranchAuto, BranchDiff, BranchFull}
+	v, err := h.Branch(t.Context(), id, BranchSpec{Tag: tag, Mode: modes[r.IntN(len(modes))], NoWait: r.IntN(2) == 0})
+	if err != nil {
+		return err
+	}
+	if v, err = h.AwaitSnapshot(t.Context(), tag); err != nil || v.Status != lineage.Ready {
+		return err
+	}
+	results, err := h.Fork(t.Context(), ForkSpec{Tag: tag, N: 1})
+	if err != nil {
+		return err
+	}
+	if results[0].Err != nil {
+		return results[0].Err
+	}
+	s, err := h.find(results[0].Sandbox.ID)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	m, _ := s.machine.(*fakeMachine)
+	s.mu.Unlock()
+	if m == nil {
+		return nil
+	}
+	mo.mu.Lock()
+	mo.snapshots[tag] = m.get()
+	mo.mu.Unlock()
+	return nil
+}
+
+func pick(r *rand.Rand, list []string) string {
+	if len(list) == 0 {
+		return ""
+	}
+	return list[r.IntN(len(list))]
+}

@@ -1,0 +1,67 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"forkd.dev/forkd/internal/layer"
+	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/store"
+)
+
+const compactWhat = "compact"
+
+// Compact makes a snapshot with the content of tag that stands on no other.
+func (h *Host) Compact(ctx context.Context, tag, to string) (SnapshotView, error) {
+	m, err := h.snapshot(tag)
+	if err != nil {
+		return SnapshotView{}, err
+	}
+	if err := lineage.CheckTag(to); err != nil {
+		return SnapshotView{}, err
+	}
+	release, err := h.hold(to, compactWhat)
+	if err != nil {
+		return SnapshotView{}, err
+	}
+	defer release()
+	if err := h.tagFree(to); err != nil {
+		return SnapshotView{}, err
+	}
+	c, err := h.compact(ctx, m, to)
+	if err != nil {
+		return SnapshotView{}, fmt.Errorf("compact %s: %w", tag, h.explainFull(err))
+	}
+	return h.viewSnapshot(c), nil
+}
+
+func (h *Host) compact(ctx context.Context, m store.Snapshot, to string) (store.Snapshot, error) {
+	state, err := h.store.State(m)
+	if err != nil {
+		return m, err
+	}
+	release, err := h.layers.Hold(ctx)
+	if err != nil {
+		return m, err
+	}
+	defer release()
+	mem, err := h.layers.Merge(ctx, m.Memory, layer.Digest{})
+	if err != nil {
+		return m, fmt.Errorf("merge memory: %w", err)
+	}
+	dsk, err := h.layers.Merge(ctx, m.Disk, m.ImageDisk)
+	if err != nil {
+		return m, fmt.Errorf("merge disk: %w", err)
+	}
+	c := withLayers(m, mem, dsk)
+	c.Tag, c.CreatedAt, c.Source, c.Parent, c.ParentID = to, time.Now().UTC().Round(time.Millisecond), "compact of "+m.ID(), "", ""
+	return c, h.enterSnapshot(ctx, c, state, false)
+}
+
+// withLayers is the record of a snapshot with other layers.
+func withLayers(m store.Snapshot, mem, dsk layer.Info) store.Snapshot {
+	m.Memory, m.Disk = mem.Digest, dsk.Digest
+	m.MemoryOwn, m.DiskOwn, m.Stored = mem.OwnBytes, dsk.OwnBytes, mem.StoredBytes+dsk.StoredBytes
+	return m
+}

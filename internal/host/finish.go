@@ -1,0 +1,288 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"forkd.dev/forkd/internal/disk"
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/layer"
+	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/store"
+)
+
+// finish makes a captured branch a snapshot, with the source running. free is called when the source can be captured
+// again, clear before anybody is told of the end.
+func (b *branch) finish(ctx context.Context, free, clear func()) {
+	// Until the record is known the layers that only it names would be taken for garbage.
+	release, err := b.h.layers.Hold(ctx)
+	var m store.Snapshot
+	if err == nil {
+		m, err = b.complete(ctx, free)
+	}
+	if err != nil {
+		err = b.h.explainFull(err)
+	}
+	changed := b.h.settle(b, m, err)
+	if release != nil {
+		release()
+	}
+	free()
+	clear()
+	close(b.w.settled)
+	for _, s := range changed {
+		b.h.record(s)
+	}
+	if err == nil {
+		b.h.cfg.Changed(b.h.Tags())
+	}
+}
+
+// complete waits for the memory of the instant, makes it hot, so that children can be forked, and then writes the layers
+// and the record.
+func (b *branch) complete(ctx context.Context, free func()) (store.Snapshot, error) {
+	captured, err := b.capture.Finish(ctx)
+	free()
+	if err != nil {
+		return store.Snapshot{}, fmt.Errorf("copy memory: %w", err)
+	}
+	copied := time.Now()
+	if err := b.heat(ctx, captured); err != nil {
+		closeCaptured(captured)
+		return store.Snapshot{}, err
+	}
+	return b.write(ctx, captured, copied)
+}
+
+// heat makes the captured machine's memory and disk a hot image. It owns the memory afterwards.
+func (b *branch) heat(ctx context.Context, c *engine.Captured) error {
+	below := b.w.hot.below[0]
+	checkpoint := &engine.Checkpoint{Format: c.Format, State: c.State, Memory: c.Image, Pages: c.Pages}
+	if c.Image == nil {
+		image, err := b.h.hot.memory(below).Memory.Share()
+		if err != nil {
+			return fmt.Errorf("share the memory of %s: %w", below.tag, err)
+		}
+		checkpoint.Memory = image
+	}
+	// The source's own files are never given to others: its VM process could write what they back on.
+	path := b.h.cfg.Home.HotDisk(b.w.hot.key)
+	tops, over := b.disks, below.disks
+	if len(over) > maxHotDepth { // all of the chain but the image's own disk becomes one file
+		tops, over = append(reversed(over[:len(over)-1]), tops...), over[len(over)-1:]
+	}
+	if err := disk.Merge(ctx, path, tops, over[0], diskFormat(over)); err != nil {
+		return errors.Join(fmt.Errorf("copy its disk: %w", err), ignoreMissing(os.Remove(path)))
+	}
+	if err := os.Chmod(path, readOnly); err != nil {
+		return fmt.Errorf("copy its disk: %w", err)
+	}
+	b.h.hot.fill(b.w.hot, checkpoint, append([]string{path}, over...), path)
+	return nil
+}
+
+// maxHotDepth bounds the chain of files below a child's disk: opening a chain takes longer with each.
+const maxHotDepth = 8
+
+func reversed(list []string) []string {
+	out := make([]string, 0, len(list))
+	for i := len(list) - 1; i >= 0; i-- {
+		out = append(out, list[i])
+	}
+	return out
+}
+
+// write stores the layers and the record.
+func (b *branch) write(ctx context.Context, c *engine.Captured, copied time.Time) (store.Snapshot, error) {
+	m, err := b.layers(ctx, c, b.h.hot.view(b.w.hot))
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	m.Tag, m.CreatedAt = b.w.m.Tag, b.w.m.CreatedAt
+	m.Branch = &store.Branch{
+		From: b.s.id, Mode: string(b.mode), ModeReason: b.reason, PauseMS: millis(b.capture.Pause), FrozenMS: millis(b.frozen),
+		SetupMS: millis(b.capture.Setup), CopyMS: millis(c.Copied), WriteMS: millis(time.Since(copied)),
+	}
+	if err := b.h.store.AddSnapshot(ctx, m, c.State); err != nil {
+		return store.Snapshot{}, err
+	}
+	return m, nil
+}
+
+// layers stores what the captured machine, whose memory is v, adds to the branch's parent, and describes it.
+func (b *branch) layers(ctx context.Context, c *engine.Captured, v memory.View) (store.Snapshot, error) {
+	parent, err := b.parent.settled(ctx, b.h)
+	if err != nil {
+		return store.Snapshot{}, err
+	}
+	mem, err := b.writeMemory(ctx, c, v, parent)
+	if err != nil {
+		return store.Snapshot{}, fmt.Errorf("store memory: %w", err)
+	}
+	dsk, err := b.writeDisk(ctx, parent)
+	if err != nil {
+		return store.Snapshot{}, fmt.Errorf("store disk: %w", err)
+	}
+	m := withLayers(parent, mem, dsk)
+	m.Source = "branch of " + b.s.id
+	switch {
+	case b.mode == BranchFull:
+		m.Parent, m.ParentID = "", ""
+	case parent.Tag != "": // else it is what a suspended sandbox was, and stands on that one's parent
+		m.Parent, m.ParentID = parent.Tag, parent.ID()
+	}
+	return m.WithState(c.State), nil
+}
+
+func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+
+// writeMemory stores the pages that differ from the parent's.
+func (b *branch) writeMemory(ctx context.Context, c *engine.Captured, v memory.View, parent store.Snapshot) (layer.Info, error) {
+	if b.mode == BranchFull {
+		return memory.SaveView(ctx, b.h.layers, v, nil, layer.Digest{}, nil)
+	}
+	hot, err := b.h.hot.acquire(ctx, parent)
+	if err != nil {
+		return layer.Info{}, err
+	}
+	defer b.h.hot.release(hot)
+	var named []layer.Extent
+	if c.Pages != nil {
+		// A page that is not the machine's own is as in the image it was restored from, and was when the parent was taken.
+		named = c.Pages.Extents()
+	}
+	below := b.h.hot.view(hot)
+	return memory.SaveView(ctx, b.h.layers, v, named, parent.Memory, &below)
+}
+
+// writeDisk stores the blocks written since the parent. For a branch that stands on nothing the whole chain down to the
+// image's disk becomes one layer.
+func (b *branch) writeDisk(ctx context.Context, parent store.Snapshot) (layer.Info, error) {
+	if b.mode != BranchFull {
+		return disk.SaveOverlays(ctx, b.h.layers, b.disks[b.cut:], parent.Disk)
+	}
+	from, err := b.s.from.settled(ctx, b.h) // what the lowest of the source's own files stands on
+	if err != nil {
+		return layer.Info{}, err
+	}
+	over, err := disk.SaveOverlays(ctx, b.h.layers, b.disks, from.Disk)
+	if err != nil {
+		return layer.Info{}, err
+	}
+	return b.h.layers.Merge(ctx, over.Digest, parent.ImageDisk)
+}
+
+// enterWriting makes a captured branch known. The caller starts the goroutine that finishes it.
+func (h *Host) enterWriting(b *branch) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return ErrClosed
+	}
+	b.w.m.Branch = &store.Branch{
+		From: b.s.id, Mode: string(b.mode), ModeReason: b.reason, PauseMS: millis(b.capture.Pause), FrozenMS: millis(b.frozen),
+		SetupMS: millis(b.capture.Setup),
+	}
+	if err := h.store.BeginSnapshot(b.w.m); err != nil {
+		return err
+	}
+	h.writing[b.w.m.Tag] = b.w
+	h.wait.Add(1)
+	return nil
+}
+
+// settle makes a branch ready or failed, and returns the sandboxes for which something has changed.
+func (h *Host) settle(b *branch, m store.Snapshot, err error) (changed []*sandbox) {
+	tag := b.w.m.Tag
+	if err == nil {
+		b.h.hot.rename(b.w.hot, m)
+	} else {
+		h.log.Warn("branch failed", "snapshot", tag, "sandbox", b.s.id, "error", err)
+		if !isClosed(b.w.hot.ready) {
+			h.hot.fail(b.w.hot, err)
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	b.w.err = err
+	if err != nil {
+		b.w.status = lineage.FailedSnap
+		return nil
+	}
+	b.w.m, b.w.status = m, lineage.Ready
+	h.snapshots[tag] = m
+	delete(h.writing, tag)
+	if err := h.store.EndSnapshot(tag); err != nil {
+		h.log.Warn("forget that a snapshot was being written", "snapshot", tag, "error", err)
+	}
+	b.s.branched(m, len(b.disks))
+	changed = []*sandbox{b.s}
+	for _, s := range h.sandboxes {
+		if s.bornOf(b.w, m) {
+			changed = append(changed, s)
+		}
+	}
+	return changed
+}
+
+// bornOf makes a child of a branch that was being written one of the snapshot it became.
+func (s *sandbox) bornOf(w *writing, m store.Snapshot) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.from == nil || s.from.writing != w {
+		return false
+	}
+	s.from = &origin{tag: m.Tag, snapshot: m}
+	return true
+}
+
+// branched notes a branch that became ready.
+func (s *sandbox) branched(m store.Snapshot, cut int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.branches++
+	if s.latest == nil || s.latest.CreatedAt.Before(m.CreatedAt) {
+		s.latest, s.cut = &m, cut
+	}
+}
+
+// maxOwnDisks is how many disk files of its own a running machine may have before those that its latest ready branch
+// holds are made one: a machine's chain never gets longer than 16 together with what is below.
+const maxOwnDisks = 6
+
+// shorten makes a sandbox's own disk files below its latest branch one file, with the machine running on, when they have
+// become many. Nobody else uses them then. A failure is only logged: the next branch tries again.
+func (h *Host) shorten(s *sandbox) {
+	done, err := s.begin(h.life, lineage.Shortening)
+	if err != nil {
+		return // busy or gone; the next branch
+	}
+	defer done("")
+	s.mu.Lock()
+	committer, ok := s.machine.(engine.Committer)
+	cut := s.cut
+	files := append([]string(nil), s.disks...)
+	idle := s.writing == 0 && s.state == lineage.Running
+	s.mu.Unlock()
+	if !ok || !idle || len(files) <= maxOwnDisks || cut < 2 {
+		return
+	}
+	if err := committer.CommitDisk(h.life, files[cut-1], files[0]); err != nil {
+		h.log.Warn("shorten the disk of a sandbox", "sandbox", s.id, "error", err)
+		return
+	}
+	s.mu.Lock()
+	s.disks = append(files[:1:1], files[cut:]...)
+	s.cut = 1
+	s.mu.Unlock()
+	h.record(s)
+	for _, f := range files[1:cut] {
+		if err := os.Remove(f); err != nil {
+			h.log.Warn("shorten the disk of a sandbox", "sandbox", s.id, "error", err)
+		}
+	}
+}

@@ -1,0 +1,112 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/lineage"
+)
+
+// Pause halts a sandbox's CPUs; its memory stays. Its processes are frozen first: a branch of it has to run the CPUs for a
+// moment, and nobody's program may run in that.
+func (h *Host) Pause(ctx context.Context, id string) (View, error) {
+	s, err := h.find(id)
+	if err != nil {
+		return View{}, err
+	}
+	done, err := s.begin(ctx, lineage.Pausing)
+	if err != nil {
+		return View{}, err
+	}
+	defer done("")
+	if s.is(lineage.Paused) {
+		return s.view().withUsage(), nil
+	}
+	if err := h.pause(ctx, s); err != nil {
+		return View{}, fmt.Errorf("pause %s: %w", s.id, err)
+	}
+	done(lineage.Paused)
+	h.record(s)
+	return s.view().withUsage(), nil
+}
+
+func (h *Host) pause(ctx context.Context, s *sandbox) error {
+	conn, err := s.guest(ctx)
+	if err != nil {
+		return err
+	}
+	if err := conn.Quiesce(ctx, wire.QuiesceRequest{}); err != nil {
+		return errors.Join(fmt.Errorf("freeze its processes: %w", err), s.thaw(ctx, conn))
+	}
+	if err := s.setPaused(ctx, true); err != nil {
+		return errors.Join(err, s.thaw(ctx, conn))
+	}
+	return nil
+}
+
+// Resume lets a paused sandbox run on.
+func (h *Host) Resume(ctx context.Context, id string) (View, error) {
+	s, err := h.find(id)
+	if err != nil {
+		return View{}, err
+	}
+	done, err := s.begin(ctx, lineage.Resuming)
+	if err != nil {
+		return View{}, err
+	}
+	defer done("")
+	if s.is(lineage.Running) {
+		return s.view().withUsage(), nil
+	}
+	if err := h.resume(ctx, s); err != nil {
+		return View{}, fmt.Errorf("resume %s: %w", s.id, err)
+	}
+	h.record(s)
+	return s.view().withUsage(), nil
+}
+
+func (h *Host) resume(ctx context.Context, s *sandbox) error {
+	if err := s.setPaused(ctx, false); err != nil {
+		return err
+	}
+	s.setState(lineage.Running) // so that its agent can be reached
+	conn, err := s.guest(ctx)
+	if err == nil {
+		err = s.thaw(ctx, conn)
+	}
+	if err != nil {
+		err = errors.Join(err, s.setPaused(context.WithoutCancel(ctx), true))
+		s.setState(lineage.Paused)
+	}
+	return err
+}
+
+// setPaused halts the machine's CPUs or lets them run.
+func (s *sandbox) setPaused(ctx context.Context, paused bool) error {
+	s.mu.Lock()
+	machine := s.machine
+	s.mu.Unlock()
+	p, ok := machine.(engine.Pauser)
+	if !ok {
+		return fmt.Errorf("%w: its machine cannot be paused", ErrUnsupported)
+	}
+	return p.SetPaused(ctx, paused)
+}
+
+func (s *sandbox) is(state lineage.State) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state == state
+}
+
+// setState changes the state if it may follow; a failed one stays failed.
+func (s *sandbox) setState(next lineage.State) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state.To(next) == nil {
+		s.state = next
+	}
+}

@@ -1,0 +1,257 @@
+package host
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"forkd.dev/forkd/internal/guest"
+	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/store"
+	"forkd.dev/forkd/internal/undo"
+)
+
+// keptSandbox is what a suspended sandbox is, besides its machine.
+type keptSandbox struct {
+	Tag      string             `json:"tag"`
+	Index    int                `json:"index"`
+	Count    int                `json:"count"`
+	Hostname string             `json:"hostname"`
+	Labels   map[string]string  `json:"labels,omitempty"`
+	Created  time.Time          `json:"created"`
+	Expires  time.Time          `json:"expires"`
+	Report   *wire.AwakenReport `json:"report"`
+	Ready    time.Duration      `json:"ready"`
+	Branches int                `json:"branches"`
+}
+
+// Suspend writes a sandbox to disk and frees its memory; it keeps its id. On error it is as it was.
+func (h *Host) Suspend(ctx context.Context, id string) (View, error) {
+	s, err := h.find(id)
+	if err != nil {
+		return View{}, err
+	}
+	done, err := s.begin(ctx, lineage.Suspending)
+	if err != nil {
+		return View{}, err
+	}
+	defer done("")
+	if s.is(lineage.Suspended) {
+		return s.view(), nil
+	}
+	if err := h.suspend(ctx, s); err != nil {
+		return View{}, fmt.Errorf("suspend %s: %w", s.id, h.explainFull(err))
+	}
+	return s.view(), nil
+}
+
+func (h *Host) suspend(ctx context.Context, s *sandbox) error {
+	b := &branch{h: h, s: s, mode: BranchDiff, reason: "suspended", w: &writing{}}
+	b.parent, b.cut = h.parentOf(s)
+	paused := s.is(lineage.Paused)
+	// Its processes stay frozen from the capture on: what they did after it would be lost.
+	if err := b.snap(ctx, !paused); err != nil {
+		return s.orEnded(err)
+	}
+	// Until the sandbox names its layers a sweep would take them for garbage.
+	release, err := h.layers.Hold(context.WithoutCancel(ctx))
+	if err != nil {
+		return err
+	}
+	defer release()
+	rec, state, err := b.suspended(ctx)
+	if err == nil {
+		err = h.store.AddSuspended(ctx, rec, state)
+	}
+	if err != nil {
+		if paused {
+			return err
+		}
+		conn, guestErr := s.guest(ctx)
+		if guestErr != nil {
+			return errors.Join(err, guestErr)
+		}
+		return errors.Join(err, s.thaw(ctx, conn))
+	}
+	return h.put(s, &rec)
+}
+
+// suspended stores the layers of a captured machine and says what it was.
+func (b *branch) suspended(ctx context.Context) (store.Suspended, []byte, error) {
+	s := b.s
+	captured, err := b.capture.Finish(ctx)
+	if err != nil {
+		return store.Suspended{}, nil, fmt.Errorf("copy memory: %w", err)
+	}
+	defer closeCaptured(captured)
+	s.mu.Lock()
+	hot := s.hot
+	b.disks = append([]string(nil), s.disks[:len(s.disks)-1]...)
+	kept := keptSandbox{
+		Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Created: s.created, Expires: s.expires,
+		Report: s.report, Ready: s.ready, Branches: s.branches,
+	}
+	s.mu.Unlock()
+	v := memory.View{Image: captured.Image}
+	if captured.Image == nil {
+		v = memory.View{Image: b.h.hot.memory(hot).Memory, Pages: captured.Pages}
+	}
+	m, err := b.layers(ctx, captured, v)
+	if err != nil {
+		return store.Suspended{}, nil, err
+	}
+	m.Tag, m.Branch = "", nil
+	text, err := json.Marshal(kept)
+	if err != nil {
+		return store.Suspended{}, nil, err
+	}
+	rec := store.Suspended{FormatVersion: store.FormatVersion, ID: s.id, Sandbox: text, Machine: m}
+	return rec, captured.State, nil
+}
+
+// put ends the machine of a sandbox that is on disk now.
+func (h *Host) put(s *sandbox, rec *store.Suspended) error {
+	s.mu.Lock()
+	machine, conn, hot, dir := s.machine, s.conn, s.hot, s.dir
+	if s.state == lineage.Failed || s.ended {
+		s.mu.Unlock()
+		return errors.Join(fmt.Errorf("%w: it ended meanwhile", lineage.ErrState), h.store.RemoveSuspended(s.id))
+	}
+	s.console = machine.Console()
+	s.machine, s.conn, s.hot, s.dir, s.disks, s.latest, s.cut = nil, nil, nil, "", nil, nil, 0
+	s.state, s.suspended = lineage.Suspended, rec
+	s.mu.Unlock()
+	if conn != nil {
+		_ = conn.Close()
+	}
+	err := machine.Close()
+	h.hot.release(hot)
+	return errors.Join(err, os.RemoveAll(dir))
+}
+
+// Wake lets a suspended sandbox run on, as the same one. On error it stays suspended.
+func (h *Host) Wake(ctx context.Context, id string) (View, error) {
+	s, err := h.find(id)
+	if err != nil {
+		return View{}, err
+	}
+	done, err := s.begin(ctx, lineage.Waking)
+	if err != nil {
+		return View{}, err
+	}
+	defer done("")
+	if s.is(lineage.Running) {
+		return s.view().withUsage(), nil
+	}
+	if err := h.wake(ctx, s); err != nil {
+		return View{}, fmt.Errorf("wake %s: %w", s.id, err)
+	}
+	h.record(s)
+	return s.view().withUsage(), nil
+}
+
+func (h *Host) wake(ctx context.Context, s *sandbox) error {
+	rec := *s.suspended
+	done, err := h.admit(ctx, rec.Machine, nil, 1)
+	if err != nil {
+		return err
+	}
+	defer done()
+	hot, err := h.hot.acquireWith(ctx, rec.Machine, func() ([]byte, error) { return h.store.SuspendedState(rec) })
+	if err != nil {
+		return err
+	}
+	var u undo.Stack
+	defer u.Run()
+	u.Add(func() { h.hot.release(hot) })
+	dir, err := h.machineDir()
+	if err != nil {
+		return err
+	}
+	u.Add(func() { _ = os.RemoveAll(dir) })
+	woken := &sandbox{id: s.id, dir: dir, hot: hot, generation: s.generation + 1}
+	if err := h.restore(ctx, woken); err != nil {
+		return err
+	}
+	u.Add(func() { _ = woken.machine.Close() })
+	conn, err := woken.rouse(ctx)
+	if err != nil {
+		return withConsole(err, woken.machine.Console())
+	}
+	u.Add(func() { _ = conn.Close() })
+	// From here on the record is of the past: woken twice, the sandbox would be two.
+	if err := h.store.RemoveSuspended(s.id); err != nil {
+		return err
+	}
+	return h.runAgain(s, woken, conn, &rec, &u)
+}
+
+// runAgain gives a sandbox its new machine.
+func (h *Host) runAgain(s, woken *sandbox, conn *guest.Conn, rec *store.Suspended, u *undo.Stack) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended || h.closed {
+		return fmt.Errorf("%w: it was ended meanwhile", lineage.ErrState)
+	}
+	u.Keep()
+	s.machine, s.conn, s.hot, s.dir, s.generation = woken.machine, conn, woken.hot, woken.dir, woken.generation
+	s.disks, s.nextDisk, s.format, s.mapped = woken.disks, 1, woken.format, woken.mapped
+	s.state, s.suspended, s.console = lineage.Running, nil, nil
+	// What it writes from now on is over what it was when it was suspended, which no tag names.
+	s.from = &origin{tag: rec.Machine.Parent, snapshot: rec.Machine}
+	machine := s.machine
+	h.wait.Go(func() { h.watch(s, machine) })
+	return nil
+}
+
+// rouse steps the clock of a machine that was suspended and lets its processes run. It is the same machine as before: it
+// keeps its names.
+func (s *sandbox) rouse(ctx context.Context) (*guest.Conn, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, awakenTimeout, fmt.Errorf("the guest did not answer within %s", awakenTimeout))
+	defer cancel()
+	ctx, stop := untilDead(ctx, s.machine)
+	defer stop()
+	conn, err := guest.Dial(ctx, s.machine.DialGuest, s.generation)
+	if err != nil {
+		return nil, fmt.Errorf("reach the agent: %w", s.because(ctx, err))
+	}
+	if _, err := conn.Thaw(ctx, s.id); err != nil {
+		return nil, errors.Join(fmt.Errorf("let its processes run: %w", s.because(ctx, err)), conn.Close())
+	}
+	return conn, nil
+}
+
+// loadSuspended brings back the sandboxes that an earlier daemon suspended.
+func (h *Host) loadSuspended() error {
+	list, bad, err := h.store.SuspendedSandboxes()
+	if err != nil {
+		return err
+	}
+	for _, err := range bad {
+		h.log.Warn("record left alone", "error", err)
+	}
+	for _, rec := range list {
+		var k keptSandbox
+		if err := json.Unmarshal(rec.Sandbox, &k); err != nil {
+			h.log.Warn("record left alone", "error", fmt.Errorf("read suspended sandbox %s: %w", rec.ID, err))
+			continue
+		}
+		s := &sandbox{
+			id: rec.ID, tag: k.Tag, index: k.Index, count: k.Count, hostname: k.Hostname, labels: k.Labels, created: k.Created,
+			expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches, format: rec.Machine.Engine,
+			state: lineage.Suspended, suspended: &rec, from: &origin{tag: rec.Machine.Parent, snapshot: rec.Machine},
+		}
+		if !s.expires.IsZero() {
+			s.onEnd = time.AfterFunc(time.Until(s.expires), func() { h.expire(s.id) })
+		}
+		h.sandboxes[s.id] = s
+	}
+	return nil
+}
