@@ -105,7 +105,7 @@ const ramBlock = "ram"
 func drain(r io.Reader, sink pageSink, size int64, tell func(done int64)) ([]byte, error) {
 	pages := size / memory.PageSize
 	d := &drainer{
-		r: r, sink: sink, size: size, tell: tell, buf: make([]byte, window), run: make([][]byte, 0, maxRun),
+		r: r, sink: sink, size: size, tell: tell, buf: make([]byte, min(window, size+2*roomToRead)), run: make([][]byte, 0, maxRun),
 		seen: make([]uint64, (pages+63)/64), left: pages, blocks: map[string]int64{},
 	}
 	state, err := d.drain()
