@@ -206,9 +206,9 @@ func newSeries(mode string, rate float64) *branchSeries {
 
 func (s *branchSeries) name() string { return s.Mode + ", " + s.Load }
 
-// parentRecipe is a Python with so much of its memory in use. The packages are those of python-numpy, so that both
+// parentRecipe is a Python with so much of its memory in use. Name and packages are those of python-numpy, so that both
 // stand on one image.
-const parentRecipe = `name: bench
+const parentRecipe = `name: python-numpy
 base: debian:bookworm
 packages:
   - python3

@@ -144,33 +144,20 @@ func (s *Server) compact(w http.ResponseWriter, r *http.Request) error {
 	return reply(w, http.StatusOK, snapshot(v))
 }
 
-const (
-	maxWait  = time.Hour
-	waitStep = 20 * time.Millisecond
-)
+const maxWait = time.Hour
 
 // wait returns a snapshot once it is no longer being written, or after that time as it is then.
 func (s *Server) wait(ctx context.Context, tag string, most time.Duration) (host.SnapshotView, error) {
-	v, err := s.Host.Snapshot(tag)
-	if err != nil || v.Status != lineage.Writing || most == 0 {
-		return v, err
+	if most == 0 {
+		return s.Host.Snapshot(tag)
 	}
-	end := time.NewTimer(most)
-	defer end.Stop()
-	tick := time.NewTicker(waitStep)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return v, context.Cause(ctx)
-		case <-end.C:
-			return v, nil
-		case <-tick.C:
-		}
-		if v, err = s.Host.Snapshot(tag); err != nil || v.Status != lineage.Writing {
-			return v, err
-		}
+	limited, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	v, err := s.Host.AwaitSnapshot(limited, tag)
+	if ctx.Err() != nil { // nobody waits any more
+		return v, context.Cause(ctx)
 	}
+	return v, err
 }
 
 // waitTime reads ?wait=SECONDS.

@@ -52,6 +52,12 @@ func TestRefusals(t *testing.T) {
 		code          api.Code
 		says          string
 	}{
+		{"POST /v1/sandboxes/sbaa/branch", "", 404, api.CodeNotFound, "sbaa"},
+		{"POST /v1/sandboxes/sbaa/pause", "", 404, api.CodeNotFound, "sbaa"},
+		{"POST /v1/sandboxes/sbaa/resume", "", 404, api.CodeNotFound, "sbaa"},
+		{"POST /v1/sandboxes/sbaa/suspend", "{}", 404, api.CodeNotFound, "sbaa"},
+		{"POST /v1/sandboxes/sbaa/wake", "", 404, api.CodeNotFound, "sbaa"},
+		{"POST /v1/snapshots/t/compact", `{"to":"u"}`, 404, api.CodeNotFound, "t"},
 		{"POST /v1/sandboxes/sbaa/branch", `{"mode":"fast"}`, 400, api.CodeInvalid, "live, diff or full"},
 		{"POST /v1/sandboxes/sbaa/branch", `{"mode":"live","live":true}`, 400, api.CodeInvalid, "mode alone"},
 		{"POST /v1/sandboxes/sbaa/branch", `{"mod":"live"}`, 400, api.CodeInvalid, "mod"},

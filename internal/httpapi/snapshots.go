@@ -22,10 +22,12 @@ func snapshot(v host.SnapshotView) api.Snapshot {
 		Parent: v.Parent, Image: v.Image, Recipe: v.Recipe, Warm: notNil(v.Warm), CPUs: v.Engine.CPUs,
 		MemoryBytes: v.Engine.MemoryBytes, MemoryOwnBytes: v.MemoryOwn, DiskOwnBytes: v.DiskOwn, StoredBytes: v.Stored,
 		Hot: v.Hot, Sandboxes: v.Sandboxes, MemorySharedBytes: v.MemoryShared, DiskSharedBytes: v.DiskShared,
-		Progress: v.Progress, Error: v.Reason,
+		Error: v.Reason,
 	}
 	if v.Status == lineage.Ready { // before that there is no manifest yet whose digest it could be
 		out.ID = v.ID()
+	} else {
+		out.Progress = v.Progress
 	}
 	if b := v.Branch; b != nil {
 		out.BranchedFrom, out.Mode, out.ModeReason = b.From, b.Mode, b.ModeReason
