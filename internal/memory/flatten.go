@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"golang.org/x/sys/unix"
 )
 
 // Flatten makes an image of its own of a view: sealed, sparse where the view is known to be zero. It needs the whole
@@ -38,7 +40,10 @@ func flatten(ctx context.Context, v View) (_ *Image, err error) {
 	// Written, not mapped: the kernel then need not clear a page first, and the lack of one is an error and no signal.
 	err = each(ctx, len(parts), func(i int) error {
 		b, _, p := r.at(parts[i].offset, parts[i].length)
-		prepare(b, p)
+		if !p.pages && len(b) >= 128<<10 {
+			// Entered into the page table at once: the kernel's copy would stop at every page that is not. It is advice.
+			_ = unix.Madvise(b, unix.MADV_POPULATE_READ)
+		}
 		_, err := f.WriteAt(b, parts[i].offset)
 		return err
 	})

@@ -7,8 +7,6 @@ import (
 	"os"
 	"sort"
 
-	"golang.org/x/sys/unix"
-
 	"forkd.dev/forkd/internal/layer"
 )
 
@@ -122,13 +120,6 @@ func (r *reader) at(off, n int64) (b []byte, length int64, from *viewPart) {
 		return r.pages[at : at+n], n, p
 	}
 	return r.image[off : off+n], n, p
-}
-
-// prepare enters a part into the page table at once, which costs less than a fault for every few pages. It is advice.
-func prepare(b []byte, p *viewPart) {
-	if p != nil && !p.pages && len(b) >= 128<<10 {
-		_ = unix.Madvise(b, unix.MADV_POPULATE_READ)
-	}
 }
 
 // ReadAt reads within the memory.

@@ -117,7 +117,6 @@ func (r *reader) compare(base *reader, off, end int64) []layer.Extent {
 		case now != nil && was != nil && same && !from.pages && !below.pages:
 			continue
 		case now == nil:
-			prepare(was, below)
 			for i := int64(0); i < n; i += PageSize {
 				if !bytes.Equal(was[i:i+PageSize], zero[:]) {
 					list = appendExtent(list, layer.Extent{Offset: at + i, Length: PageSize, Zero: true})
@@ -126,8 +125,6 @@ func (r *reader) compare(base *reader, off, end int64) []layer.Extent {
 			continue
 		}
 		now = now[:n]
-		prepare(now, from)
-		prepare(was, below)
 		for i := int64(0); i < n; i += PageSize {
 			page, old := now[i:i+PageSize], zero[:]
 			if was != nil {
