@@ -108,6 +108,13 @@ func (h *Host) remember(s *sandbox) error {
 	return nil
 }
 
+// removeDir removes the directory of a sandbox's machine, which is not alive any more, with its record.
+func (s *sandbox) removeDir(dir string) error {
+	s.recording.Lock() // One that is being written would be in the way.
+	defer s.recording.Unlock()
+	return os.RemoveAll(dir)
+}
+
 // describe is the record of a sandbox and the directory it belongs into, "" if it has no living machine.
 func (h *Host) describe(s *sandbox) (*machineRecord, string, error) {
 	s.mu.Lock()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -293,5 +292,5 @@ func (h *Host) free(s *sandbox) error {
 	s.mu.Unlock()
 	err := machine.Close()
 	h.hot.release(hot)
-	return errors.Join(err, os.RemoveAll(dir))
+	return errors.Join(err, s.removeDir(dir))
 }

@@ -131,7 +131,7 @@ func (h *Host) put(s *sandbox, rec *store.Suspended) error {
 	}
 	err := machine.Close()
 	h.hot.release(hot)
-	return errors.Join(err, os.RemoveAll(dir))
+	return errors.Join(err, s.removeDir(dir))
 }
 
 // Wake lets a suspended sandbox run on, as the same one. On error it stays suspended.
