@@ -21,7 +21,7 @@ func main() {
 }
 
 func run() int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signalled()
 	defer stop()
 	self, err := os.Executable()
 	if err != nil {
@@ -31,6 +31,26 @@ func run() int {
 		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv, Version: version, Self: self, Name: os.Args[0], Serve: serve,
 	}
 	return app.Main(ctx, os.Args[1:])
+}
+
+// signalled ends its context at the usual signals, and at SIGUSR1 with a cause that has a daemon end its sandboxes, too.
+func signalled() (context.Context, context.CancelFunc) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, cancel := context.WithCancelCause(ctx)
+	end := make(chan os.Signal, 1)
+	signal.Notify(end, syscall.SIGUSR1)
+	go func() {
+		select {
+		case <-end:
+			cancel(daemon.ErrEndSandboxes)
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		signal.Stop(end)
+		cancel(nil)
+		stop()
+	}
 }
 
 // serve is given to the command line as a function: it knows the daemon only through its API otherwise.

@@ -2,8 +2,10 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 
@@ -118,7 +120,7 @@ func (a *App) daemon() *cobra.Command {
 	}
 	cmd.AddCommand(
 		&cobra.Command{Use: "start", Short: "Start it, if it is not running", Args: cobra.NoArgs, RunE: a.daemonStart},
-		&cobra.Command{Use: "stop", Short: "Stop it; its sandboxes end, its snapshots stay", Args: cobra.NoArgs, RunE: a.daemonStop},
+		a.daemonStop(),
 		&cobra.Command{
 			Use: "status", Short: "Say whether it runs; exit code 1 if not", Args: cobra.NoArgs,
 			RunE: func(cmd *cobra.Command, _ []string) error {
@@ -198,26 +200,72 @@ func (a *App) daemonStart(cmd *cobra.Command, _ []string) error {
 	return a.printStatus(st)
 }
 
-func (a *App) daemonStop(cmd *cobra.Command, _ []string) error {
-	ctx := cmd.Context()
+func (a *App) daemonStop() *cobra.Command {
+	var keep, kill bool
+	cmd := &cobra.Command{
+		Use: "stop", Short: "Stop it; its sandboxes run on, unless --kill", Args: cobra.NoArgs,
+		Long: "Stop the daemon. Its sandboxes run on, and the next daemon has them again: for an upgrade, say. With --kill\n" +
+			"they end. Snapshots stay in either case.",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if keep && kill {
+				return usage("--keep and --kill contradict each other")
+			}
+			return a.stopDaemon(cmd.Context(), kill)
+		},
+	}
+	cmd.Flags().BoolVar(&keep, "keep", false, "leave the sandboxes running (default)")
+	cmd.Flags().BoolVar(&kill, "kill", false, "end the sandboxes")
+	return cmd
+}
+
+func (a *App) stopDaemon(ctx context.Context, kill bool) error {
 	st, err := a.status(ctx)
 	if err != nil {
 		return err
+	}
+	if !st.Running && kill {
+		// Sandboxes of a daemon that is gone may run on: only one that has adopted them can end them.
+		if st, err = a.adopter(ctx); err != nil {
+			return err
+		}
 	}
 	if !st.Running {
 		a.progress("no daemon is running")
 		return nil
 	}
-	if err := proc.Terminate(ctx, st.PID); err != nil {
+	signal, done := unix.SIGTERM, "%d sandboxes run on; the next daemon has them"
+	if kill {
+		signal, done = unix.SIGUSR1, "ended %d sandboxes"
+	}
+	if err := proc.Terminate(ctx, st.PID, signal); err != nil {
 		return fmt.Errorf("stop the daemon (pid %d): %w", st.PID, err)
 	}
 	if st.Sandboxes > 0 {
-		a.progress("ended %d sandboxes", st.Sandboxes)
+		a.progress(done, st.Sandboxes)
 	}
 	return a.show(daemonStatus{Socket: st.Socket, Home: st.Home}, func(w io.Writer) error {
 		_, err := fmt.Fprintf(w, "stopped (pid %d)\n", st.PID)
 		return err
 	})
+}
+
+// adopter starts a daemon if an earlier one of this home has left machines behind.
+func (a *App) adopter(ctx context.Context) (daemonStatus, error) {
+	home, err := a.layout()
+	if err != nil {
+		return daemonStatus{}, err
+	}
+	left, err := os.ReadDir(home.Machines())
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(left) == 0 {
+		return daemonStatus{}, nil
+	}
+	if err != nil {
+		return daemonStatus{}, fmt.Errorf("look for sandboxes: %w", err)
+	}
+	if err := a.startDaemon(ctx, home); err != nil {
+		return daemonStatus{}, err
+	}
+	return a.status(ctx)
 }
 
 func (a *App) version() *cobra.Command {

@@ -65,6 +65,10 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 // ErrRunning means that another daemon has this home.
 var ErrRunning = errors.New("a daemon is already running")
 
+// ErrEndSandboxes as the cause that ends Run's context has it end its sandboxes. Otherwise they run on, and the next
+// daemon of the home adopts them.
+var ErrEndSandboxes = errors.New("stop, and end the sandboxes")
+
 const stopTimeout = 30 * time.Second
 
 // Run serves until ctx ends. ready is called once the socket answers.
@@ -87,7 +91,11 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 	defer func() {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()
-		err = errors.Join(err, h.Close(cleanup), ad.remove())
+		leave := h.Leave
+		if errors.Is(context.Cause(ctx), ErrEndSandboxes) {
+			leave = h.Close
+		}
+		err = errors.Join(err, leave(cleanup), ad.remove())
 	}()
 	listener, err := listen(ctx, cfg.Home)
 	if err != nil {

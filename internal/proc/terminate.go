@@ -12,8 +12,9 @@ import (
 // StartTime is when a process started, in clock ticks after boot: with the PID it names a process for good.
 func StartTime(pid int) (uint64, error) { return startTime(pid) }
 
-// Terminate asks a process that is no child of ours to end, and waits until it has. Gone already is no error.
-func Terminate(ctx context.Context, pid int) error {
+// Terminate asks a process that is no child of ours to end, by a signal (SIGTERM, unless it understands another), and
+// waits until it has. Gone already is no error.
+func Terminate(ctx context.Context, pid int, signal unix.Signal) error {
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -25,7 +26,7 @@ func Terminate(ctx context.Context, pid int) error {
 	if err != nil {
 		return err
 	}
-	if err := unix.PidfdSendSignal(pidfd, unix.SIGTERM, nil, 0); err != nil {
+	if err := unix.PidfdSendSignal(pidfd, signal, nil, 0); err != nil {
 		_ = w.file.Close()
 		if errors.Is(err, unix.ESRCH) {
 			return nil
