@@ -52,11 +52,11 @@ func TestDaemonLife(t *testing.T) {
 	if again := f.status(); again.PID != st.PID {
 		t.Errorf("start replaced daemon %d by %d", st.PID, again.PID)
 	}
-	f.run("daemon", "stop")
+	f.run("daemon", "stop", "--kill")
 	if alive(st.PID) {
 		t.Errorf("daemon %d is still there", st.PID)
 	}
-	f.run("daemon", "stop") // again: no error
+	f.run("daemon", "stop", "--kill") // again: no error
 }
 
 // TestManyAtOnceStartOneDaemon: commands that all find no daemon end up with the same one.
@@ -76,7 +76,7 @@ func TestManyAtOnceStartOneDaemon(t *testing.T) {
 func TestLongHome(t *testing.T) {
 	f := alone(t)
 	f.home = filepath.Join(f.home, strings.Repeat("long/", 30))
-	defer f.try("daemon", "stop")
+	defer f.try("daemon", "stop", "--kill")
 	f.run("ls")
 	if st := f.status(); !st.Running {
 		t.Errorf("status: %+v", st)

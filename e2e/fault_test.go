@@ -73,59 +73,6 @@ func TestPowerOffInside(t *testing.T) {
 	}
 }
 
-// TestKilledDaemon: whatever moment the daemon dies at, the next one buries its machines and forks again.
-func TestKilledDaemon(t *testing.T) {
-	f := copied(t)
-	children := f.fork(2)
-	var st struct {
-		PID int `json:"pid"`
-	}
-	f.json(&st, "daemon", "status")
-	if err := syscall.Kill(st.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	await(t, 10*time.Second, "the daemon's end", func() bool { return !alive(st.PID) })
-	if len(machinesOf(f.home)) != 2 {
-		t.Fatalf("machines after the daemon's death: %v", machinesOf(f.home))
-	}
-	if out := f.run("ls", "-q"); out != "" { // starts a daemon
-		t.Errorf("after the restart there are sandboxes: %q", out)
-	}
-	if pids := machinesOf(f.home); len(pids) != 0 {
-		t.Errorf("machines %v were not buried", pids)
-	}
-	if r := f.try("inspect", children[0].ID); r.code != 1 {
-		t.Errorf("a buried sandbox: %+v", r)
-	}
-	if got := f.eval(f.one(), "6*7"); got != "42" {
-		t.Errorf("a new child evaluates to %q", got)
-	}
-}
-
-// TestKilledDaemonWhileForking kills it while children are on their way.
-func TestKilledDaemonWhileForking(t *testing.T) {
-	f := copied(t)
-	f.run("daemon", "start")
-	var st struct {
-		PID int `json:"pid"`
-	}
-	f.json(&st, "daemon", "status")
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f.try("fork", parentTag, "-n", "20")
-	}()
-	await(t, 20*time.Second, "a first machine", func() bool { return len(machinesOf(f.home)) > 1 })
-	if err := syscall.Kill(st.PID, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	<-done
-	f.run("ls")
-	if pids := machinesOf(f.home); len(pids) != 0 {
-		t.Errorf("machines %v were not buried", pids)
-	}
-}
-
 // TestDamagedLayers: a flipped or cut chunk, map, state or manifest is refused by digest, by every fork that would
 // read it, and never crashes the daemon.
 func TestDamagedLayers(t *testing.T) {
@@ -257,7 +204,7 @@ func TestFullDisk(t *testing.T) {
 	if err := os.CopyFS(filepath.Join(f.home, "cache"), os.DirFS(filepath.Join(suite.home, "cache"))); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { f.try("daemon", "stop") })
+	t.Cleanup(func() { f.try("daemon", "stop", "--kill") })
 	r := f.try("build", parentTag, "-t", "full")
 	if r.code != 1 || !strings.Contains(r.stderr, "no space left") {
 		t.Errorf("build on a full disk: code %d\n%s", r.code, r.stderr)

@@ -50,7 +50,7 @@ func endSuite(dir string) int {
 		code = 1
 	}
 	if bin, err := binary(); err == nil {
-		if r := runIn(context.Background(), bin, suite.home, nil, nil, "daemon", "stop"); r.code != 0 {
+		if r := runIn(context.Background(), bin, suite.home, nil, nil, "daemon", "stop", "--kill"); r.code != 0 {
 			complain("stop the daemon: %s", r.stderr)
 		}
 	}
@@ -211,7 +211,7 @@ func alone(t testing.TB, env ...string) *forkd {
 	testenv.Need(t, "qemu", "binary")
 	f := &forkd{t: t, bin: testenv.Binary(t), home: filepath.Join(t.TempDir(), "home"), env: env}
 	t.Cleanup(func() {
-		runIn(context.WithoutCancel(t.Context()), f.bin, f.home, f.env, nil, "daemon", "stop")
+		runIn(context.WithoutCancel(t.Context()), f.bin, f.home, f.env, nil, "daemon", "stop", "--kill")
 		for _, left := range leftovers(f.home) {
 			t.Errorf("left behind: %s", left)
 		}
