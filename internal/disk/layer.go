@@ -62,25 +62,18 @@ func SaveOverlays(ctx context.Context, store *layer.Store, tops []string, parent
 }
 
 func saveOverlays(ctx context.Context, store *layer.Store, tops []string, parent layer.Digest) (layer.Info, error) {
-	// The parent first: its size bounds what the files may make us allocate.
 	below, err := store.Resolve(ctx, parent, layer.Digest{})
 	if err != nil {
 		return layer.Info{}, fmt.Errorf("parent: %w", err)
-	}
-	for _, path := range tops {
-		h, err := readHeaderOf(path)
-		if err != nil {
-			return layer.Info{}, err
-		}
-		if h.size != below.Size() {
-			return layer.Info{}, fmt.Errorf("its size is %d bytes, that of the disk below %d", h.size, below.Size())
-		}
 	}
 	st, err := openStack(ctx, tops)
 	if err != nil {
 		return layer.Info{}, err
 	}
 	defer st.close()
+	if st.size != below.Size() {
+		return layer.Info{}, fmt.Errorf("its size is %d bytes, that of the disk below %d", st.size, below.Size())
+	}
 	return store.Write(ctx, layer.WriteSpec{
 		PageSize: ClusterSize, Size: st.size, Parent: parent, Extents: dropZeros(st.extents, below.Extents()), From: st,
 	})

@@ -244,7 +244,7 @@ func (c *chainTest) unlink() {
 func chainPrograms() [][]byte {
 	r := rand.New(rand.NewPCG(7, 7))
 	list := [][]byte{nil, {3, 0, 255, 0, 0, 3, 0, 1, 0, 0, 0}}
-	for range 6 {
+	for range 4 {
 		p := make([]byte, 40+r.IntN(80))
 		for i := range p {
 			p[i] = byte(r.Uint32())
@@ -317,5 +317,29 @@ func TestMergeNamesChunksAgain(t *testing.T) {
 	c.check(info.Digest, c.models[1], -1)
 	if len(files(t, c.store, "chunks")) != len(chunks) {
 		t.Error("chunks were written")
+	}
+}
+
+// What layers above cover is not read: damage to it does not matter, damage to anything else is named.
+func TestResolveReadsOnlyWhatItNeeds(t *testing.T) {
+	c := &chainTest{t: t, store: openStore(t)}
+	c.add([]byte{0, 15, 0})
+	below := files(t, c.store, "chunks")
+	c.add([]byte{0, 15, 0, 64, 15, 0})
+	for _, path := range below {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.check(c.layers[1], c.models[1], -1)
+	st, err := c.store.Resolve(t.Context(), c.layers[0], Digest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := st.Apply(t.Context(), &modelSink{}); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("a chunk that is needed is gone: %v", err)
+	}
+	if _, err := c.store.Merge(t.Context(), c.layers[1], Digest{}); err != nil {
+		t.Errorf("merge: %v", err)
 	}
 }

@@ -476,3 +476,32 @@ func TestManyOwnRanges(t *testing.T) {
 		}
 	}
 }
+
+// The first capture of a child of 1.5 GiB that has run little.
+func BenchmarkPopulate(b *testing.B) {
+	const size = 1536 << 20
+	img, _ := filled(b, size, 0)
+	var first, again time.Duration
+	for b.Loop() {
+		m, err := unix.Mmap(int(img.File().Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+		if err != nil {
+			b.Fatal(err)
+		}
+		p := openSelf(b, size)
+		start := time.Now()
+		if err := p.Populate(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		first += time.Since(start)
+		start = time.Now()
+		if err := p.Populate(b.Context()); err != nil {
+			b.Fatal(err)
+		}
+		again += time.Since(start)
+		if err := unix.Munmap(m); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(first.Seconds()*1e3/float64(b.N), "ms/first")
+	b.ReportMetric(again.Seconds()*1e3/float64(b.N), "ms/again")
+}
