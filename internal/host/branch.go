@@ -155,6 +155,7 @@ func (b *branch) take(ctx context.Context, spec BranchSpec) error {
 	if err := b.h.enterWriting(b); err != nil {
 		return errors.Join(err, b.abandon())
 	}
+	b.s.goOn(lineage.Copying)
 	settle := b.undo
 	b.undo.Keep()
 	go func() {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/layer"
@@ -179,14 +180,13 @@ func TestNoWaitAndForkOfWriting(t *testing.T) {
 	if err != nil || v.Status != lineage.Writing {
 		t.Fatalf("%+v, %v", v, err)
 	}
-	if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "y"}); !errors.Is(err, lineage.ErrState) {
-		t.Errorf("a second capture during the first: %v", err)
+	impatient, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := h.Branch(impatient, id, BranchSpec{Tag: "y"}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a second capture did not wait for the copy of the first: %v", err)
 	}
 	if _, err := h.RemoveSnapshot(t.Context(), fakeTag, RemoveOptions{Cascade: true}); !errors.Is(err, ErrBusy) {
 		t.Errorf("removing under a branch that is written: %v", err)
-	}
-	if _, err := h.Pause(t.Context(), id); !errors.Is(err, lineage.ErrState) {
-		t.Errorf("pause during a capture: %v", err)
 	}
 	forked := make(chan string)
 	go func() {
@@ -245,6 +245,12 @@ func TestKillDuringCapture(t *testing.T) {
 		failed <- err
 	}()
 	<-started
+	if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "y"}); !errors.Is(err, lineage.ErrState) {
+		t.Errorf("a second capture during the first: %v", err)
+	}
+	if _, err := h.Pause(t.Context(), id); !errors.Is(err, lineage.ErrState) {
+		t.Errorf("pause during a capture: %v", err)
+	}
 	if err := h.Kill(t.Context(), id); err != nil {
 		t.Error(err)
 	}

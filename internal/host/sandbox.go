@@ -110,7 +110,7 @@ func allocated(files []string) int64 {
 func (s *sandbox) begin(ctx context.Context, work lineage.Work) (done func(lineage.State), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.work == lineage.Shortening {
+	for s.work == lineage.Shortening || s.work == lineage.Copying {
 		idle := s.idle
 		s.mu.Unlock()
 		select {
@@ -137,6 +137,13 @@ func (s *sandbox) begin(ctx context.Context, work lineage.Work) (done func(linea
 			s.state = next
 		}
 	}), nil
+}
+
+// goOn names what is left of a work when the sandbox runs again.
+func (s *sandbox) goOn(work lineage.Work) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.work = work
 }
 
 // once makes f do nothing from its second call on.

@@ -29,7 +29,10 @@ const (
 	Resuming   Work = "resume"
 	Suspending Work = "suspend"
 	Waking     Work = "wake"
-	Shortening Work = "shortening of its disk" // the host's own; others wait for it
+
+	// What the host does by itself while the sandbox runs, soon over: others wait for it.
+	Copying    Work = "copying of its memory"
+	Shortening Work = "shortening of its disk"
 )
 
 // ErrState is wrapped by refusals of a transition or of an operation in a state.
@@ -70,6 +73,9 @@ func Begin(s State, doing, work Work) error {
 	}
 	if work == Suspending && s == Suspended || slices.Contains(from, s) {
 		return nil
+	}
+	if len(from) == 0 {
+		return fmt.Errorf("%w: %s is only what is left of another work", ErrState, work)
 	}
 	return fmt.Errorf("%w: %s needs a sandbox that is %s, this one is %s", ErrState, work, from[0], s)
 }

@@ -67,7 +67,7 @@ func TestStates(t *testing.T) {
 func TestBegin(t *testing.T) {
 	from := map[Work][]State{
 		Branching: {Running, Paused}, Pausing: {Running, Paused}, Resuming: {Running, Paused}, Suspending: {Running, Paused, Suspended},
-		Waking: {Suspended, Running}, Shortening: {Running, Paused},
+		Waking: {Suspended, Running}, Shortening: {Running, Paused}, Copying: {},
 	}
 	for work, states := range from {
 		for _, s := range []State{Running, Paused, Suspended, Failed} {
