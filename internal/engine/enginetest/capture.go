@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -32,7 +33,7 @@ func NewSource(t testing.TB, e engine.Engine, spec *engine.Spec, from *engine.Ch
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { m.Close() })
-	return &Source{M: m, From: from, Spec: spec, chain: append(spec.Disk.Backing, spec.Disk.Path)}
+	return &Source{M: m, From: from, Spec: spec, chain: append(slices.Clone(spec.Disk.Backing), spec.Disk.Path)}
 }
 
 func (s *Source) format(i int) string {
@@ -132,6 +133,13 @@ func (s *Source) Capture(t testing.TB, mode engine.CaptureMode) *Taken {
 // Grandchild restores a machine from a capture, over the frozen disk.
 func (s *Source) Grandchild(t testing.TB, e engine.Engine, kit *Kit, c *Taken) engine.Machine {
 	t.Helper()
+	return s.Child(t, e, kit, c).M
+}
+
+// Child is Grandchild, to be captured itself. A capture by difference stands on the image of s, so what is captured of
+// such a child does too.
+func (s *Source) Child(t testing.TB, e engine.Engine, kit *Kit, c *Taken) *Source {
+	t.Helper()
 	spec := kit.Spec(t, s.Spec.CPUs)
 	spec.Boot, spec.MemoryBytes = nil, s.Spec.MemoryBytes
 	over := filepath.Join(spec.Dir, "over.qcow2")
@@ -140,12 +148,7 @@ func (s *Source) Grandchild(t testing.TB, e engine.Engine, kit *Kit, c *Taken) e
 		t.Fatal(err)
 	}
 	spec.Disk = engine.Disk{Path: over, Format: "qcow2", Backing: c.disks}
-	m, err := e.Restore(t.Context(), spec, c.Checkpoint)
-	if err != nil {
-		t.Fatalf("restore from a capture: %v", err)
-	}
-	t.Cleanup(func() { m.Close() })
-	return m
+	return NewSource(t, e, spec, c.Checkpoint)
 }
 
 // modes are the capture modes of this engine on this host.

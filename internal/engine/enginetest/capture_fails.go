@@ -3,6 +3,7 @@ package enginetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -198,6 +199,27 @@ func testPause(t *testing.T, f *fixture) {
 		}
 		if got := Talk(t, s.Grandchild(t, f.engine, f.kit, c)).Do("get who"); got != "halted" {
 			t.Errorf("a grandchild of the halted machine says %q", got)
+		}
+	}
+}
+
+// testCaptureOfCaptures: a grandchild is captured like a child, however the one before it was, down four generations.
+func testCaptureOfCaptures(t *testing.T, f *fixture) {
+	modes := f.modes(t)
+	s := f.source(t)
+	g := Talk(t, s.M)
+	g.Do("churn 4 20")
+	for i := range 2 * len(modes) {
+		mode := modes[i/2%len(modes)] // Each after itself and after the other.
+		g.Do(fmt.Sprintf("set generation-%d %s", i, mode))
+		c := s.Capture(t, mode)
+		s = s.Child(t, f.engine, f.kit, c)
+		g = Talk(t, s.M)
+		g.Do("check")
+		for j := range i + 1 {
+			if got := g.Do(fmt.Sprintf("get generation-%d", j)); got != string(modes[j/2%len(modes)]) {
+				t.Errorf("generation %d finds %q of generation %d", i, got, j)
+			}
 		}
 	}
 }

@@ -54,6 +54,7 @@ func Run(t *testing.T, e engine.Engine) {
 		{"CaptureRefused", testCaptureRefused},
 		{"CaptureCancelled", testCaptureCancelled},
 		{"CaptureOfTheDead", testCaptureOfTheDead},
+		{"CaptureOfCaptures", testCaptureOfCaptures},
 		{"ManyCaptures", testManyCaptures},
 		{"Pause", testPause},
 		{"Commit", testCommit},

@@ -2,9 +2,11 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -38,7 +40,10 @@ func collapse(ctx context.Context, image *os.File, size int64) error {
 		return fmt.Errorf("map memory image: %w", err)
 	}
 	pieces := make(chan int64)
-	var workers sync.WaitGroup
+	var (
+		workers sync.WaitGroup
+		short   atomic.Bool
+	)
 	for range collapseWorkers {
 		workers.Go(func() {
 			for off := range pieces {
@@ -46,12 +51,18 @@ func collapse(ctx context.Context, image *os.File, size int64) error {
 				// SAFETY: within the mapping made above, which stays until the workers have ended.
 				b := unsafe.Slice((*byte)(unsafe.Add(start, off)), n)
 				// Without the first call an empty huge page is refused and filled with small ones later.
-				_ = unix.Madvise(b, unix.MADV_POPULATE_READ)
-				_ = unix.Madvise(b, unix.MADV_COLLAPSE)
+				err := unix.Madvise(b, unix.MADV_POPULATE_READ)
+				if err == nil {
+					err = unix.Madvise(b, unix.MADV_COLLAPSE)
+				}
+				if errors.Is(err, unix.ENOMEM) {
+					// No huge page could be made, though the kernel searched: it would search again for each that is left.
+					short.Store(true)
+				}
 			}
 		})
 	}
-	for off := int64(0); off < size && ctx.Err() == nil; off += collapsePiece {
+	for off := int64(0); off < size && ctx.Err() == nil && !short.Load(); off += collapsePiece {
 		pieces <- off
 	}
 	close(pieces)

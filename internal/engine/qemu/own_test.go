@@ -104,6 +104,35 @@ func TestPanicIsNoticed(t *testing.T) {
 	}
 }
 
+// TestCaptureOfTwoCPUs: both stop at one instant.
+func TestCaptureOfTwoCPUs(t *testing.T) {
+	e, kit := newEngine(t), enginetest.NewKit(t)
+	features, err := e.Probe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := boot(t, e, kit, 2)
+	enginetest.Talk(t, m)
+	base, err := m.Freeze(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer base.Memory.Close()
+	spec := kit.Spec(t, 2)
+	spec.Boot = nil
+	s := enginetest.NewSource(t, e, spec, base)
+	g := enginetest.Talk(t, s.M)
+	g.Do("churn 16 0")
+	for _, mode := range []engine.CaptureMode{engine.CaptureDiff, engine.CaptureLive, engine.CaptureDiff} {
+		if mode == engine.CaptureLive && !features.Live {
+			continue
+		}
+		c := s.Capture(t, mode)
+		enginetest.Talk(t, s.Grandchild(t, e, kit, c)).Do("check")
+	}
+	g.Do("check")
+}
+
 func TestConfig(t *testing.T) {
 	if _, err := qemu.New(qemu.Config{Accelerator: "fast"}); err == nil {
 		t.Error("an unknown accelerator is no error")
