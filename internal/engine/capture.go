@@ -8,7 +8,7 @@ import (
 	"forkd.dev/forkd/internal/memory"
 )
 
-// ErrLiveUnavailable: this host or VM program cannot capture live; the message says why.
+// ErrLiveUnavailable is wrapped where this host or VM program cannot capture live; the message says why.
 var ErrLiveUnavailable = errors.New("live capture unavailable")
 
 // CaptureMode is how the memory of a running machine is taken.

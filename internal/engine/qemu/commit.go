@@ -79,11 +79,10 @@ func (m *machine) awaitJob(ctx context.Context, job string, done, cancelled *ann
 	ctx, cancel := pauseContext(ctx)
 	defer cancel()
 	err := m.monitor.Do(ctx, qmp.Command{Name: "block-job-cancel", Args: map[string]any{"device": job}}, nil)
+	if _, ended := errors.AsType[*qmp.Error](err); ended {
+		return cause
+	}
 	if err != nil {
-		var refusal *qmp.Error
-		if errors.As(err, &refusal) { // It has just ended.
-			return cause
-		}
 		return errors.Join(cause, err)
 	}
 	select {

@@ -34,7 +34,7 @@ const (
 // maxBlocks bounds the list of RAM blocks: a machine of ours has some ten (RAM, firmware, tables).
 const maxBlocks = 256
 
-// window is how much of the stream is looked at at once. It is also how many pages go to their place in one call.
+// window is how much of the stream is held at a time, and with it how many pages go to their place in one call.
 const window = 1 << 20
 
 // roomToRead is what must be free of the window, so that reads stay long.

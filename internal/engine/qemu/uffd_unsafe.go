@@ -26,18 +26,16 @@ const (
 	uffdCanProtect = 1 << 6 // in the answer to uffdioRegister
 )
 
-type uffdRange struct{ start, length uint64 }
-
 type uffdAPIArg struct{ api, features, ioctls uint64 }
 
 type uffdRegisterArg struct {
-	addresses    uffdRange
+	at           addresses
 	mode, ioctls uint64
 }
 
 type uffdProtectArg struct {
-	addresses uffdRange
-	mode      uint64
+	at   addresses
+	mode uint64
 }
 
 // uffdIoctl makes one request of a userfaultfd, also of another process's: the kernel knows whose memory it is.
@@ -46,13 +44,12 @@ func uffdIoctl(fd int, request uintptr, arg unsafe.Pointer) error {
 		// SAFETY: arg points to the struct the request takes, which is alive until the call returns: the callers pass
 		// the address of a variable of theirs. Addresses within it are the other process's and are not followed here.
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg))
-		switch errno {
-		case 0:
+		if errno == 0 {
 			return nil
-		case unix.EAGAIN, unix.EINTR: // The process's mappings are changing at this moment.
-			continue
 		}
-		return errno
+		if errno != unix.EAGAIN && errno != unix.EINTR { // Else the process's mappings are changing at this moment.
+			return errno
+		}
 	}
 }
 
@@ -61,14 +58,14 @@ func uffdIoctl(fd int, request uintptr, arg unsafe.Pointer) error {
 func release(uffd int, ranges []addresses) error {
 	var errs []error
 	for _, r := range ranges {
-		protect := uffdProtectArg{addresses: uffdRange{r.start, r.length}}
+		protect := uffdProtectArg{at: r}
 		if err := uffdIoctl(uffd, uffdioProtect, unsafe.Pointer(&protect)); err != nil {
 			if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
 				errs = append(errs, fmt.Errorf("unprotect: %w", err))
 			}
 			continue
 		}
-		register := uffdRange{r.start, r.length}
+		register := r
 		if err := uffdIoctl(uffd, uffdioUnregister, unsafe.Pointer(&register)); err != nil && !errors.Is(err, unix.EINVAL) {
 			errs = append(errs, fmt.Errorf("unregister: %w", err))
 		}
@@ -116,12 +113,12 @@ func protectOnce(uffd int, m []byte) string {
 	if err := uffdIoctl(uffd, uffdioAPI, unsafe.Pointer(&api)); err != nil || api.features&uffdFeatureWP == 0 {
 		return fmt.Sprintf("the kernel's userfaultfd cannot write-protect (%v); use Linux 5.19 or newer", err)
 	}
-	at := uffdRange{uint64(uintptr(unsafe.Pointer(&m[0]))), uint64(len(m))}
-	register := uffdRegisterArg{addresses: at, mode: uffdRegisterWP}
+	at := addresses{uint64(uintptr(unsafe.Pointer(&m[0]))), uint64(len(m))}
+	register := uffdRegisterArg{at: at, mode: uffdRegisterWP}
 	if err := uffdIoctl(uffd, uffdioRegister, unsafe.Pointer(&register)); err != nil || register.ioctls&uffdCanProtect == 0 {
 		return fmt.Sprintf("the kernel cannot write-protect mappings of memory files (%v); use Linux 5.19 or newer", err)
 	}
-	protect := uffdProtectArg{addresses: at, mode: uffdProtectWP}
+	protect := uffdProtectArg{at: at, mode: uffdProtectWP}
 	if err := uffdIoctl(uffd, uffdioProtect, unsafe.Pointer(&protect)); err != nil {
 		return fmt.Sprintf("write-protecting a mapping of a memory file: %v; use Linux 5.19 or newer", err)
 	}
