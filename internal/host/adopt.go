@@ -33,8 +33,7 @@ type adoption struct {
 	record  *machineRecord
 	machine engine.Machine
 	disks   []string      // its own, the lowest first
-	memory  *memory.Image // what it was restored from; nil: it could not be had
-	expired bool
+	memory  *memory.Image // what it was restored from
 }
 
 // giveUp leaves an adopted machine to another daemon.
@@ -48,7 +47,6 @@ func (a *adoption) giveUp() {
 func (a *adoption) closeMemory() {
 	if a.memory != nil {
 		_ = a.memory.Close()
-		a.memory = nil
 	}
 }
 
@@ -92,20 +90,31 @@ func (h *Host) adoptOne(ctx context.Context, m *left) (*adoption, error) {
 		return nil, err
 	}
 	a := &adoption{left: m, record: rec, machine: got.Machine, memory: got.Memory, disks: ownDisks(m.dir, got.Disks)}
-	if len(a.disks) == 0 {
+	if err := a.check(); err != nil {
 		a.giveUp()
-		return nil, errors.New("its disk is none of its own")
-	}
-	// A process shows any file it likes as its memory: only the one its daemon gave it counts, or others could be made to
-	// run from it.
-	if a.memory != nil {
-		if id, err := a.memory.ID(); err != nil || id != rec.Mapped {
-			a.closeMemory()
-			h.log.Warn("the memory of an adopted machine is not the one it was given", "sandbox", rec.ID)
-		}
+		return nil, err
 	}
 	m.adopted = rec.Ref.PID
 	return a, nil
+}
+
+// check compares what the machine shows with what its daemon gave it. A VM process shows any file it likes as its memory,
+// and others would be forked from that.
+func (a *adoption) check() error {
+	if len(a.disks) == 0 {
+		return errors.New("its disk is none of its own")
+	}
+	if a.memory == nil {
+		return errors.New("it shows no sealed image as its memory")
+	}
+	id, err := a.memory.ID()
+	if err != nil {
+		return err
+	}
+	if id != a.record.Mapped {
+		return errors.New("its memory is not the image it was given")
+	}
+	return nil
 }
 
 func (h *Host) known(id string) bool {
@@ -298,9 +307,7 @@ const keptPrefix = "kept "
 func (c *hotCache) restore(adopted []*adoption) map[string]*hotImage {
 	pool := map[memory.ID]*memory.Image{}
 	for _, a := range adopted {
-		if a.memory != nil {
-			pool[a.record.Mapped] = a.memory
-		}
+		pool[a.record.Mapped] = a.memory
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -313,7 +320,7 @@ func (c *hotCache) restore(adopted []*adoption) map[string]*hotImage {
 		}
 		e := images[a.record.Hot]
 		e.users++
-		if e.checkpoint == nil && a.memory != nil { // what its own branches are over
+		if e.checkpoint == nil { // what its own branches are over
 			e.checkpoint = shared(a.record.Format, a.memory)
 		}
 	}

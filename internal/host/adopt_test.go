@@ -327,27 +327,32 @@ func TestAdoptedMachineIsWatched(t *testing.T) {
 	}
 }
 
+func editRecord(t *testing.T, dir string, change func(*machineRecord)) {
+	t.Helper()
+	path := layout.MachineRecord(dir)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec := &machineRecord{}
+	if err := json.Unmarshal(text, rec); err != nil {
+		t.Fatal(err)
+	}
+	change(rec)
+	if text, err = json.Marshal(rec); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestBuriedWithAReason: whatever cannot be trusted ends, and the log says why.
 func TestBuriedWithAReason(t *testing.T) {
 	edit := func(change func(*machineRecord)) func(t *testing.T, e *adoptingEngine, dir string) {
 		return func(t *testing.T, _ *adoptingEngine, dir string) {
 			t.Helper()
-			path := layout.MachineRecord(dir)
-			text, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			rec := &machineRecord{}
-			if err := json.Unmarshal(text, rec); err != nil {
-				t.Fatal(err)
-			}
-			change(rec)
-			if text, err = json.Marshal(rec); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, text, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			editRecord(t, dir, change)
 		}
 	}
 	for name, c := range map[string]struct {
@@ -381,6 +386,20 @@ func TestBuriedWithAReason(t *testing.T) {
 		"engine refuses": {func(_ *testing.T, e *adoptingEngine, _ string) {
 			e.refuse = func() error { return errors.New("it had not been loaded yet") }
 		}, "it had not been loaded yet"},
+		"forged memory": {func(t *testing.T, e *adoptingEngine, dir string) {
+			t.Helper()
+			scratch, err := memory.NewScratch(fakeMemory)
+			if err != nil {
+				t.Fatal(err)
+			}
+			image, err := scratch.Seal()
+			if err != nil {
+				t.Fatal(err)
+			}
+			a := e.machines[dir]
+			_ = a.image.Close()
+			a.image = image
+		}, "not the image it was given"},
 		"process gone": {func(_ *testing.T, e *adoptingEngine, dir string) {
 			m := e.machines[dir]
 			_ = m.cmd.Process.Kill()
@@ -405,50 +424,41 @@ func TestBuriedWithAReason(t *testing.T) {
 	}
 }
 
-// TestForeignMemoryIsNotTrusted: a process that shows another image than it was given is adopted, but nobody is forked
-// from what it shows.
-func TestForeignMemoryIsNotTrusted(t *testing.T) {
-	h, e := adoptingHost(t)
+// TestPagesEndWithTheirDaemon: the memory of a branch that was pages over another's image cannot be found in the machines
+// that stand on it. It is made anew for the next fork; the disk stays as long as anybody stands on it.
+func TestPagesEndWithTheirDaemon(t *testing.T) {
+	h, _ := adoptingHost(t)
 	s := h.sandboxOf(t, h.one(t, ForkSpec{}).ID)
 	m, err := h.snapshot(fakeTag)
 	if err != nil {
 		t.Fatal(err)
 	}
-	forged := func() {
-		scratch, err := memory.NewScratch(fakeMemory)
-		if err != nil {
-			t.Fatal(err)
-		}
-		image, err := scratch.Seal()
-		if err != nil {
-			t.Fatal(err)
-		}
-		a := e.machines[s.dir]
-		_ = a.image.Close()
-		a.image = image
-		t.Cleanup(func() { _ = image.Close() })
-	}
-	h, log := leaveAndOpen(t, h, forged)
-	if _, err := h.Sandbox(s.id); err != nil {
-		t.Error(err)
-	}
-	if !strings.Contains(log, "not the one it was given") {
-		t.Errorf("the log is silent about it:\n%s", log)
+	h, log := leaveAndOpen(t, h, func() {
+		editRecord(t, s.dir, func(r *machineRecord) { r.Images[0].Pages = true })
+	})
+	s, err = h.find(s.id)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, log)
 	}
 	if h.hot.has(m) {
-		t.Error("the forged memory is hot")
+		t.Error("half of a memory is hot")
+	}
+	if id, err := h.hot.memory(s.hot).Memory.ID(); err != nil || id != s.mapped {
+		t.Errorf("its own branches would be over %+v, %v, it maps %+v", id, err, s.mapped)
 	}
 	sibling := h.sandboxOf(t, h.one(t, ForkSpec{}).ID) // made anew from the layers
 	text := make([]byte, len("memory of "+fakeTag))
 	if _, err := h.hot.memory(sibling.hot).Memory.ReadAt(text, 4096); err != nil || string(text) != "memory of "+fakeTag {
 		t.Errorf("a sibling's memory holds %q, %v", text, err)
 	}
-	// The disk is the same file for both: it goes with the last of them.
+	if sibling.hot == s.hot {
+		t.Error("a sibling stands on half of a memory")
+	}
 	if err := h.Kill(t.Context(), sibling.id); err != nil {
 		t.Error(err)
 	}
 	h.hot.evict()
-	if _, err := os.Stat(h.sandboxOf(t, s.id).hot.disks[0]); err != nil {
+	if _, err := os.Stat(s.hot.disks[0]); err != nil {
 		t.Errorf("the disk of the adopted one: %v", err)
 	}
 }

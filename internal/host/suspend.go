@@ -151,7 +151,6 @@ func (h *Host) Wake(ctx context.Context, id string) (View, error) {
 	if err := h.wake(ctx, s); err != nil {
 		return View{}, fmt.Errorf("wake %s: %w", s.id, err)
 	}
-	h.record(s)
 	return s.view().withUsage(), nil
 }
 
@@ -184,11 +183,15 @@ func (h *Host) wake(ctx context.Context, s *sandbox) error {
 		return withConsole(err, woken.machine.Console())
 	}
 	u.Add(func() { _ = conn.Close() })
-	// From here on the record is of the past: woken twice, the sandbox would be two.
-	if err := h.store.RemoveSuspended(s.id); err != nil {
+	if err := h.runAgain(s, woken, conn, &rec, &u); err != nil {
 		return err
 	}
-	return h.runAgain(s, woken, conn, &rec, &u)
+	// A daemon that dies between these two leaves both, and the next one takes what is on disk.
+	h.record(s)
+	if err := h.store.RemoveSuspended(s.id); err != nil {
+		h.log.Warn("remove the record of a woken sandbox", "sandbox", s.id, "error", err)
+	}
+	return nil
 }
 
 // runAgain gives a sandbox its new machine.
