@@ -33,7 +33,7 @@ func (h *Host) takeOver(ctx context.Context) error {
 			return err
 		}
 	}
-	h.enterAdopted(adopted)
+	h.enterAdopted(adopted) //nolint:contextcheck // What it starts lives as long as the host.
 	if err := h.removeLeft(adopted); err != nil {
 		return fmt.Errorf("clean up after an earlier daemon: %w", err)
 	}

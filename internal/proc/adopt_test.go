@@ -101,29 +101,30 @@ func TestAdoptedEndsByItself(t *testing.T) {
 
 func TestAdoptRefuses(t *testing.T) {
 	was := left(t, "wait", "waiting")
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
 	for name, c := range map[string]struct {
-		ctx       context.Context
 		pid       int
 		startedAt uint64
 		program   string
 		want      error
 		says      string
 	}{
-		"number of another process": {t.Context(), was.PID(), was.StartTime() + 1, own(t), ErrGone, ""},
-		"other program":             {t.Context(), was.PID(), was.StartTime(), "qemu", nil, "not qemu"},
-		"no such process":           {t.Context(), 1 << 22, 1, own(t), ErrGone, ""},
-		"init":                      {t.Context(), 1, 1, own(t), nil, "no process of ours"},
-		"negative":                  {t.Context(), -1, 1, own(t), nil, "no process of ours"},
-		"ended context":             {ended, was.PID(), was.StartTime(), own(t), context.Canceled, ""},
+		"number of another process": {was.PID(), was.StartTime() + 1, own(t), ErrGone, ""},
+		"other program":             {was.PID(), was.StartTime(), "qemu", nil, "not qemu"},
+		"no such process":           {1 << 22, 1, own(t), ErrGone, ""},
+		"init":                      {1, 1, own(t), nil, "no process of ours"},
+		"negative":                  {-1, 1, own(t), nil, "no process of ours"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := Adopt(c.ctx, c.pid, c.startedAt, c.program)
+			_, err := Adopt(t.Context(), c.pid, c.startedAt, c.program)
 			if err == nil || c.want != nil && !errors.Is(err, c.want) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("Adopt: %v, want %v %s", err, c.want, c.says)
 			}
 		})
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Adopt(ended, was.PID(), was.StartTime(), own(t)); !errors.Is(err, context.Canceled) {
+		t.Errorf("with an ended context: %v", err)
 	}
 	if err := syscall.Kill(was.PID(), 0); err != nil {
 		t.Errorf("the process is gone after refusals: %v", err)
