@@ -138,18 +138,9 @@ func (h *Host) removeMiddle(ctx context.Context, m store.Snapshot, down []string
 	if err := h.unused(m); err != nil {
 		return nil, err
 	}
-	release, err := h.layers.Hold(ctx)
-	if err != nil {
-		return nil, err
+	if err := h.unlink(ctx, m, down); err != nil {
+		return nil, fmt.Errorf("remove snapshot %s: merge it into those above: %w", m.Tag, h.explainFull(err))
 	}
-	moved := map[string][2]store.Snapshot{}
-	for _, tag := range down {
-		if err := h.relink(ctx, tag, m, moved); err != nil {
-			release()
-			return nil, fmt.Errorf("remove snapshot %s: merge it into %s: %w", m.Tag, tag, h.explainFull(err))
-		}
-	}
-	release()
 	if err := h.store.RemoveSnapshot(m.Tag); err != nil {
 		return nil, err
 	}
@@ -161,59 +152,66 @@ func (h *Host) removeMiddle(ctx context.Context, m store.Snapshot, down []string
 	return []string{m.Tag}, nil
 }
 
-// relink gives one snapshot above the removed one its new layers and parent.
-func (h *Host) relink(ctx context.Context, tag string, gone store.Snapshot, moved map[string][2]store.Snapshot) error {
-	old, err := h.snapshot(tag)
+// unlink gives the snapshots above gone, parents before children, their new layers and parents.
+func (h *Host) unlink(ctx context.Context, gone store.Snapshot, down []string) error {
+	release, err := h.layers.Hold(ctx)
 	if err != nil {
 		return err
 	}
-	state, err := h.store.State(old)
-	if err != nil {
-		return err
-	}
-	var mem, dsk layer.Info
-	next := old
-	if parents, ok := moved[old.Parent]; ok {
-		next.ParentID = parents[1].ID()
-		mem, err = h.linkTo(ctx, old.Memory, parents[0].Memory, parents[1].Memory)
-		if err == nil {
-			dsk, err = h.linkTo(ctx, old.Disk, parents[0].Disk, parents[1].Disk)
+	defer release()
+	var olds []store.Snapshot
+	var memories, disks []layer.Digest
+	for _, tag := range down {
+		old, err := h.snapshot(tag)
+		if err != nil {
+			return err
 		}
-	} else {
-		next.Parent, next.ParentID = gone.Parent, gone.ParentID
-		mem, err = h.mergeInto(ctx, old.Memory, gone.Memory)
-		if err == nil {
-			dsk, err = h.mergeInto(ctx, old.Disk, gone.Disk)
-		}
+		olds, memories, disks = append(olds, old), append(memories, old.Memory), append(disks, old.Disk)
 	}
+	mem, err := h.layers.Unlink(ctx, gone.Memory, memories)
 	if err != nil {
 		return err
 	}
-	next = withLayers(next, mem, dsk)
-	if err := h.store.ReplaceSnapshot(ctx, next, state); err != nil {
+	dsk, err := h.layers.Unlink(ctx, gone.Disk, disks)
+	if err != nil {
 		return err
 	}
-	moved[tag] = [2]store.Snapshot{old, next}
-	h.replaced(old, next)
+	parents := map[string]store.Snapshot{} // by the id of the record that each replaced
+	for _, old := range olds {
+		next, err := h.replace(ctx, old, gone, mem, dsk, parents)
+		if err != nil {
+			return err
+		}
+		parents[old.ID()] = next
+	}
 	return nil
 }
 
-// mergeInto makes a layer that holds what d and all down to gone hold, over gone's parent.
-func (h *Host) mergeInto(ctx context.Context, d, gone layer.Digest) (layer.Info, error) {
-	info, err := h.layers.Stat(ctx, gone)
+// replace writes the record of one snapshot above the removed one anew.
+func (h *Host) replace(ctx context.Context, old, gone store.Snapshot, mem, dsk map[layer.Digest]layer.Info,
+	parents map[string]store.Snapshot) (store.Snapshot, error) {
+	state, err := h.store.State(old)
 	if err != nil {
-		return layer.Info{}, err
+		return old, err
 	}
-	return h.layers.Merge(ctx, d, info.Parent)
-}
-
-// linkTo makes a layer like d over a parent of the same content. One that stands on old only through others stays.
-func (h *Host) linkTo(ctx context.Context, d, old, parent layer.Digest) (layer.Info, error) {
-	info, err := h.layers.Stat(ctx, d)
-	if err != nil || info.Parent != old {
-		return info, err
+	next := old
+	if info, ok := mem[old.Memory]; ok {
+		next.Memory, next.MemoryOwn = info.Digest, info.OwnBytes
+		next.Stored = info.StoredBytes
 	}
-	return h.layers.Relink(ctx, d, parent)
+	if info, ok := dsk[old.Disk]; ok {
+		next.Disk, next.DiskOwn = info.Digest, info.OwnBytes
+		next.Stored += info.StoredBytes
+	}
+	next.Parent, next.ParentID = gone.Parent, gone.ParentID
+	if p, ok := parents[old.ParentID]; ok {
+		next.Parent, next.ParentID = p.Tag, p.ID()
+	}
+	if err := h.store.ReplaceSnapshot(ctx, next, state); err != nil {
+		return old, err
+	}
+	h.replaced(old, next)
+	return next, nil
 }
 
 // replaced makes everything that knows a record know the one of the same content that replaced it.
