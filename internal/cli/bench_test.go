@@ -190,3 +190,27 @@ func golden(t *testing.T, name string, got []byte) {
 		t.Errorf("%s (-want +got; FORKD_TEST_UPDATE=1 rewrites it):\n%s", path, diff)
 	}
 }
+
+func TestRefusedBranchesAreAskedForAgainAndCounted(t *testing.T) {
+	b := branchBench{a: &App{Err: io.Discard}}
+	late := &api.Error{Code: api.CodeTimeout, Message: "user processes did not stop"}
+	s, left := newSeries(modeLive, 0), 3
+	err := b.again(s, func() error {
+		if left--; left > 0 {
+			return late
+		}
+		return nil
+	})
+	if err != nil || s.Refused != 2 {
+		t.Errorf("%v after %d refusals, want none after 2", err, s.Refused)
+	}
+	s = newSeries(modeLive, 0)
+	if err := b.again(s, func() error { return late }); !errors.Is(err, late) || s.Refused != maxRefused {
+		t.Errorf("%v after %d refusals, want the error after %d", err, s.Refused, maxRefused)
+	}
+	s = newSeries(modeLive, 0)
+	other := &api.Error{Code: api.CodeIncompatible}
+	if err := b.again(s, func() error { return other }); !errors.Is(err, other) || s.Refused != 0 {
+		t.Errorf("%v after %d refusals, want the error at once", err, s.Refused)
+	}
+}
