@@ -59,7 +59,6 @@ type branch struct {
 	cut     int     // how many of the source's own disk files the parent holds already
 	capture *engine.Capture
 	frozen  time.Duration // the source's processes stood still
-	links   string        // directory with the source's frozen disk files, which thus outlive it
 	disks   []string      // those, the lowest first
 	undo    undo.Stack    // what holds as long as the branch is in progress
 }
@@ -222,7 +221,7 @@ func (b *branch) snap(ctx context.Context, stay bool) error {
 		return fmt.Errorf("%w: its machine cannot be captured while it runs", ErrUnsupported)
 	}
 	if err := disk.CreateOverlay(top, below, "qcow2"); err != nil {
-		return err
+		return deathOr(machine, err) // whose directory goes with it
 	}
 	mode := engine.CaptureDiff
 	if b.mode == BranchLive {
@@ -242,6 +241,9 @@ func (b *branch) snap(ctx context.Context, stay bool) error {
 	}
 	err := b.h.around(ctx, s, paused, stay, capture)
 	b.frozen = time.Since(frozen)
+	if err != nil {
+		err = deathOr(machine, err)
+	}
 	if err == nil || engine.DiskMoved(err) {
 		s.mu.Lock()
 		s.disks = append(s.disks, top)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"forkd.dev/forkd/internal/disk"
@@ -16,8 +17,8 @@ import (
 )
 
 // finish makes a captured branch a snapshot, with the source running. free is called when the source can be captured
-// again, clear before anybody is told of the end.
-func (b *branch) finish(ctx context.Context, free, clear func()) {
+// again, done before anybody is told of the end.
+func (b *branch) finish(ctx context.Context, free, done func()) {
 	// Until the record is known the layers that only it names would be taken for garbage.
 	release, err := b.h.layers.Hold(ctx)
 	var m store.Snapshot
@@ -32,14 +33,16 @@ func (b *branch) finish(ctx context.Context, free, clear func()) {
 		release()
 	}
 	free()
-	clear()
+	done()
 	close(b.w.settled)
 	for _, s := range changed {
 		b.h.record(s)
 	}
-	if err == nil {
-		b.h.cfg.Changed(b.h.Tags())
+	if err != nil {
+		b.h.collect(ctx) // what it had written of its layers
+		return
 	}
+	b.h.cfg.Changed(b.h.Tags())
 }
 
 // complete waits for the memory of the instant, makes it hot, so that children can be forked, and then writes the layers
@@ -90,8 +93,8 @@ const maxHotDepth = 8
 
 func reversed(list []string) []string {
 	out := make([]string, 0, len(list))
-	for i := len(list) - 1; i >= 0; i-- {
-		out = append(out, list[i])
+	for _, e := range slices.Backward(list) {
+		out = append(out, e)
 	}
 	return out
 }

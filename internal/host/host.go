@@ -55,7 +55,7 @@ type Host struct {
 	store  *store.Store
 	hot    *hotCache
 	wait   sync.WaitGroup  // watchers, builds, branches being written
-	life   context.Context // ends after the last of those
+	life   context.Context //nolint:containedctx // Ends after the last of those, which outlive the request that began them.
 	die    context.CancelFunc
 
 	probeMu  sync.Mutex

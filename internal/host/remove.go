@@ -189,7 +189,8 @@ func (h *Host) unlink(ctx context.Context, gone store.Snapshot, down []string) e
 
 // replace writes the record of one snapshot above the removed one anew.
 func (h *Host) replace(ctx context.Context, old, gone store.Snapshot, mem, dsk map[layer.Digest]layer.Info,
-	parents map[string]store.Snapshot) (store.Snapshot, error) {
+	parents map[string]store.Snapshot,
+) (store.Snapshot, error) {
 	state, err := h.store.State(old)
 	if err != nil {
 		return old, err

@@ -70,6 +70,7 @@ func Begin(s State, doing, work Work) error {
 		from = []State{Running, Paused}
 	case Waking:
 		from = []State{Suspended, Running}
+	case Copying: // never begins by itself
 	}
 	if work == Suspending && s == Suspended || slices.Contains(from, s) {
 		return nil
