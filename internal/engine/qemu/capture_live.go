@@ -27,7 +27,8 @@ type liveCapture struct {
 	m       *machine
 	scratch *memory.Scratch
 	disk    *diskSwitch
-	stream  *os.File // our end
+	stream  *os.File      // our end
+	armed   chan struct{} // closed when the first page has come
 	drained chan struct{}
 	state   []byte // set when drained
 	err     error
@@ -37,7 +38,7 @@ type liveCapture struct {
 
 func (m *machine) captureLive(ctx context.Context, spec *engine.CaptureSpec, ram *memory.Process) (*engine.Capture, error) {
 	began := time.Now()
-	l := &liveCapture{m: m, drained: make(chan struct{})}
+	l := &liveCapture{m: m, armed: make(chan struct{}), drained: make(chan struct{})}
 	theirs, err := l.prepare(ctx, ram)
 	if err != nil {
 		return nil, err
@@ -147,23 +148,24 @@ func (l *liveCapture) discard() error {
 // drain runs until the stream ends, or is cut by discard.
 func (l *liveCapture) drain(progress func(done, total int64)) {
 	defer close(l.drained)
-	tell := func(done int64) {
-		if progress != nil {
-			progress(done, l.m.spec.MemoryBytes)
-		}
-	}
-	l.state, l.err = drain(l.stream, fileSink{l.scratch.File()}, l.m.spec.MemoryBytes, tell)
+	size := l.m.spec.MemoryBytes
+	l.state, l.err = drain(l.stream, fileSink{l.scratch.File()}, size, streamNews{
+		begun: func() { close(l.armed) },
+		copied: func(done int64) {
+			if progress != nil {
+				progress(done, size)
+			}
+		},
+	})
 	l.ended = time.Now()
 	_ = l.stream.Close()
 }
 
-// take is the pause. QEMU ends it itself: it saves devices and CPUs, protects the RAM, and lets the CPUs run.
+// take is the pause.
 func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := pauseContext(ctx)
 	defer cancel()
 	m := l.m
-	running := m.announced.expect("RESUME", nil)
-	defer m.announced.drop(running)
 	m.copying.Store(true)
 	stopped := time.Now()
 	errs := m.monitor.Each(ctx, []qmp.Command{
@@ -174,37 +176,36 @@ func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 	moved := errs[1] == nil
 	err := first(errs)
 	if err == nil {
-		err = l.awaitResume(ctx, running)
+		err = l.resume(ctx)
 	}
 	if err != nil {
 		return 0, l.fail(ctx, err, moved)
 	}
 	l.resumed = time.Now()
-	if m.paused {
-		err = m.monitor.Do(ctx, qmp.Command{Name: "stop"}, nil)
-	}
-	if err != nil {
-		return 0, l.fail(ctx, err, moved)
-	}
 	return l.resumed.Sub(stopped), nil
 }
 
-// awaitResume waits until the CPUs run. A snapshot that fails ends its stream instead.
-func (l *liveCapture) awaitResume(ctx context.Context, running *announcement) error {
+// resume lets the machine run, or not if it was paused, as soon as QEMU has saved devices and CPUs and protected the
+// RAM. No event says so, but the first page does: pages are sent after that. QEMU 7.2 has let the CPUs run itself by then,
+// whatever they did before; newer ones leave them as they were. Sooner an order to run would be carried out before the
+// instant, with the disk switched already.
+func (l *liveCapture) resume(ctx context.Context) error {
 	select {
-	case <-running.seen:
-		return nil
+	case <-l.armed:
 	case <-l.drained:
-		// All of a small memory may have come before the event is noticed.
-		if l.err == nil {
-			return nil
+		if !isClosed(l.armed) {
+			return l.explain(ctx)
 		}
-		return l.explain(ctx)
 	case <-l.m.done:
 		return l.m.dead()
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the machine to run again: %w", context.Cause(ctx))
+		return fmt.Errorf("wait for QEMU to protect the memory: %w", context.Cause(ctx))
 	}
+	order := "cont"
+	if l.m.paused {
+		order = "stop"
+	}
+	return l.m.monitor.Do(ctx, qmp.Command{Name: order}, nil)
 }
 
 // fail ends a capture whose pause has begun, and has the machine run.

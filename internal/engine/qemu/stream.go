@@ -73,12 +73,20 @@ func (s fileSink) writePages(pages [][]byte, off int64) error {
 	return nil
 }
 
+// streamNews are functions that a drain calls on its way; each may be nil.
+type streamNews struct {
+	// begun is called once, when the first page has come: from then on the machine may run.
+	begun func()
+	// copied is told, now and then, how many bytes of RAM have come.
+	copied func(done int64)
+}
+
 // drainer reads the stream of a background snapshot.
 type drainer struct {
 	r    io.Reader
 	sink pageSink
 	size int64
-	tell func(done int64) // may be nil
+	tell streamNews
 
 	buf        []byte
 	start, end int   // what is unread of buf
@@ -102,7 +110,7 @@ const ramBlock = "ram"
 // be loaded. A page that is zero is not written, so sink must be zero. The stream is foreign bytes: anything wrong in
 // it is an error, and without error every page has come exactly once. Its speed is the latency of the guest's page
 // faults, so it does nothing else.
-func drain(r io.Reader, sink pageSink, size int64, tell func(done int64)) ([]byte, error) {
+func drain(r io.Reader, sink pageSink, size int64, tell streamNews) ([]byte, error) {
 	pages := size / memory.PageSize
 	d := &drainer{
 		r: r, sink: sink, size: size, tell: tell, buf: make([]byte, min(window, size+2*roomToRead)), run: make([][]byte, 0, maxRun),
@@ -238,6 +246,10 @@ func (d *drainer) record() (end bool, err error) {
 
 // page reads a page's content and takes it to its place.
 func (d *drainer) page(off int64, filled bool) error {
+	if begun := d.tell.begun; begun != nil {
+		d.tell.begun = nil
+		begun()
+	}
 	n := memory.PageSize
 	if filled {
 		n = 1
@@ -286,9 +298,9 @@ func (d *drainer) flush() error {
 	}
 	err := d.sink.writePages(d.run, d.runOff)
 	d.run = d.run[:0]
-	if done := d.size - d.left*memory.PageSize; d.tell != nil && done-d.told >= 16<<20 {
+	if done := d.size - d.left*memory.PageSize; d.tell.copied != nil && done-d.told >= 16<<20 {
 		d.told = done
-		d.tell(done)
+		d.tell.copied(done)
 	}
 	return err
 }

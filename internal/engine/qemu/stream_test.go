@@ -131,7 +131,7 @@ func TestStream(t *testing.T) {
 		"eof beside": iotest.DataErrReader(bytes.NewReader(stream)),
 	} {
 		ram := make(sliceSink, testRAM)
-		state, err := drain(r, ram, testRAM, nil)
+		state, err := drain(r, ram, testRAM, streamNews{})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -162,7 +162,11 @@ func TestLongStream(t *testing.T) {
 	w.Write(deviceState)
 	ram := make(sliceSink, pages*memory.PageSize)
 	var told []int64
-	_, err := drain(iotest.HalfReader(&w.Buffer), ram, int64(len(ram)), func(done int64) { told = append(told, done) })
+	begun := 0
+	_, err := drain(iotest.HalfReader(&w.Buffer), ram, int64(len(ram)), streamNews{
+		begun:  func() { begun++ },
+		copied: func(done int64) { told = append(told, done) },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,6 +174,9 @@ func TestLongStream(t *testing.T) {
 		if !bytes.Equal(ram[i*memory.PageSize:(i+1)*memory.PageSize], testPage(i)) {
 			t.Fatalf("page %d is not what was sent", i)
 		}
+	}
+	if begun != 1 {
+		t.Errorf("told %d times that it has begun", begun)
 	}
 	if len(told) == 0 || told[len(told)-1] > int64(len(ram)) {
 		t.Errorf("told of %d bytes of %d", told, len(ram))
@@ -239,7 +246,7 @@ func TestBadStreams(t *testing.T) {
 			return w
 		}},
 	} {
-		_, err := drain(&c.build().Buffer, make(sliceSink, testRAM), testRAM, nil)
+		_, err := drain(&c.build().Buffer, make(sliceSink, testRAM), testRAM, streamNews{})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want an error with %q", name, err, c.want)
 		}
@@ -250,13 +257,13 @@ func TestBadStreams(t *testing.T) {
 func TestCutStreams(t *testing.T) {
 	stream := goodStream()
 	for n := 0; n < len(stream); n += 1 + n%31 {
-		_, err := drain(bytes.NewReader(stream[:n]), make(sliceSink, testRAM), testRAM, nil)
+		_, err := drain(bytes.NewReader(stream[:n]), make(sliceSink, testRAM), testRAM, streamNews{})
 		if err == nil {
 			t.Errorf("cut after %d of %d bytes: no error", n, len(stream))
 		}
 	}
 	broken := errors.New("broken")
-	if _, err := drain(io.MultiReader(bytes.NewReader(stream), iotest.ErrReader(broken)), make(sliceSink, testRAM), testRAM, nil); !errors.Is(err, broken) {
+	if _, err := drain(io.MultiReader(bytes.NewReader(stream), iotest.ErrReader(broken)), make(sliceSink, testRAM), testRAM, streamNews{}); !errors.Is(err, broken) {
 		t.Errorf("a reader that breaks: %v", err)
 	}
 }
@@ -267,7 +274,7 @@ func (s fullSink) writePages([][]byte, int64) error { return s.err }
 
 func TestStreamIntoFullMemory(t *testing.T) {
 	full := errors.New("full")
-	if _, err := drain(bytes.NewReader(goodStream()), fullSink{full}, testRAM, nil); !errors.Is(err, full) {
+	if _, err := drain(bytes.NewReader(goodStream()), fullSink{full}, testRAM, streamNews{}); !errors.Is(err, full) {
 		t.Errorf("error %v, want that of the sink", err)
 	}
 }
@@ -279,7 +286,7 @@ func TestStreamIntoImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer scratch.Close()
-	if _, err := drain(bytes.NewReader(goodStream()), fileSink{scratch.File()}, testRAM, nil); err != nil {
+	if _, err := drain(bytes.NewReader(goodStream()), fileSink{scratch.File()}, testRAM, streamNews{}); err != nil {
 		t.Fatal(err)
 	}
 	image, err := scratch.Seal()
@@ -326,7 +333,7 @@ func FuzzStream(f *testing.F) {
 	f.Add(w.Bytes()[:60])
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		ram := make(sliceSink, size) // Panics on a write out of range.
-		state, err := drain(bytes.NewReader(stream), ram, size, nil)
+		state, err := drain(bytes.NewReader(stream), ram, size, streamNews{})
 		if err == nil && (len(state) < streamHeader+2 || len(state) > len(stream)) {
 			t.Errorf("a state of %d bytes from %d", len(state), len(stream))
 		}
@@ -353,7 +360,7 @@ func BenchmarkStream(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := drain(bytes.NewReader(w.Bytes()), fileSink{scratch.File()}, pages*memory.PageSize, nil); err != nil {
+		if _, err := drain(bytes.NewReader(w.Bytes()), fileSink{scratch.File()}, pages*memory.PageSize, streamNews{}); err != nil {
 			b.Fatal(err)
 		}
 		_ = scratch.Close()
