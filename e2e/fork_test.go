@@ -39,8 +39,7 @@ func TestHundredChildren(t *testing.T) {
 func hundredChildren(t *testing.T, f *forkd) {
 	const n = 100
 	children := f.fork(n)
-	seen := map[string]map[string]string{} // what → value → who
-	var mu sync.Mutex
+	seen := identities{}
 	eachOf(t, n, func(t testing.TB, i int) {
 		c := children[i]
 		if c.CloneReport == nil || c.Index != i || c.Count != n {
@@ -50,33 +49,45 @@ func hundredChildren(t *testing.T, f *forkd) {
 		if got, want := f.eval(c.ID, fmt.Sprintf("int(numpy.arange(%d).sum())", i+1)), fmt.Sprint(i*(i+1)/2); got != want {
 			t.Errorf("child %d evaluates to %q, want %s", i, got, want)
 		}
-		out := f.eval(c.ID, identityCode)
-		var id map[string]any
-		if err := json.Unmarshal([]byte(out), &id); err != nil {
-			t.Errorf("child %d: %v: %q", i, err, out)
-			return
-		}
 		if off := clockError(t, f, c.ID); off > 50*time.Millisecond {
 			t.Errorf("child %d: its clock is off by %s", i, off)
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		for what, value := range id {
-			if seen[what] == nil {
-				seen[what] = map[string]string{}
-			}
-			text := fmt.Sprint(value)
-			if other, ok := seen[what][text]; ok {
-				t.Errorf("%s is %q in both %s and %s", what, text, other, c.ID)
-			}
-			seen[what][text] = c.ID
-		}
+		seen.differ(t, f, c.ID)
 	})
-	if len(seen) != 11 {
-		t.Errorf("compared %d things, want 11", len(seen))
-	}
 	t.Run("isolation", func(t *testing.T) { isolation(t, f, children[0].ID, children[1].ID, children[99].ID) })
 	f.run("kill", "--tag", parentTag)
+}
+
+// identities are those of some sandboxes.
+type identities struct {
+	mu   sync.Mutex
+	seen map[string]map[string]string // what → value → who
+}
+
+// differ compares the identity of one more sandbox with all before.
+func (s *identities) differ(t testing.TB, f *forkd, sandbox string) {
+	t.Helper()
+	out := f.eval(sandbox, identityCode)
+	var id map[string]any
+	if err := json.Unmarshal([]byte(out), &id); err != nil || len(id) != 11 {
+		t.Errorf("%s: %d things to compare, want 11; %v: %q", sandbox, len(id), err, out)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.seen == nil {
+		s.seen = map[string]map[string]string{}
+	}
+	for what, value := range id {
+		if s.seen[what] == nil {
+			s.seen[what] = map[string]string{}
+		}
+		text := fmt.Sprint(value)
+		if other, ok := s.seen[what][text]; ok {
+			t.Errorf("%s is %q in both %s and %s", what, text, other, sandbox)
+		}
+		s.seen[what][text] = sandbox
+	}
 }
 
 // isolation: what one child writes to memory and disk, no other sees.

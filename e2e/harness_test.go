@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/e2e/load"
 	"forkd.dev/forkd/internal/testenv"
 )
 
@@ -31,6 +32,13 @@ var suite struct {
 }
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == load.Word { // in a guest
+		if err := load.Main(context.Background(), os.Args[2:], os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "load:", err)
+			os.Exit(1) //nolint:forbidigo // it is a main of its own.
+		}
+		return
+	}
 	dir, err := os.MkdirTemp("", "forkd-e2e-")
 	if err != nil {
 		panic(err)
@@ -267,8 +275,14 @@ func (f *forkd) json(v any, args ...string) {
 // fork makes n children that end with the test.
 func (f *forkd) fork(n int, flags ...string) []api.Sandbox {
 	f.t.Helper()
+	return f.forkOf(parentTag, n, flags...)
+}
+
+// forkOf makes n children of a snapshot, which end with the test.
+func (f *forkd) forkOf(tag string, n int, flags ...string) []api.Sandbox {
+	f.t.Helper()
 	var children []api.Sandbox
-	f.json(&children, append([]string{"fork", parentTag, "-n", strconv.Itoa(n)}, flags...)...)
+	f.json(&children, append([]string{"fork", tag, "-n", strconv.Itoa(n)}, flags...)...)
 	if len(children) != n {
 		f.t.Fatalf("asked for %d children, got %d", n, len(children))
 	}
