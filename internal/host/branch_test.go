@@ -97,6 +97,9 @@ func TestBranchHoldsItsInstant(t *testing.T) {
 			if source.frozen {
 				t.Error("the source's processes are still frozen")
 			}
+			if n := h.hotBytes(); mode != BranchFull && n > fakeMemory+4*memory.PageSize {
+				t.Errorf("hot images take %d bytes, though they share nearly all of one", n)
+			}
 			for range 2 { // hot, then from disk
 				wantMemory(t, h, "a", "one")
 				wantMemory(t, h, "b", "two")
@@ -108,6 +111,12 @@ func TestBranchHoldsItsInstant(t *testing.T) {
 			}
 		})
 	}
+}
+
+func (h *Host) hotBytes() int64 {
+	h.hot.mu.Lock()
+	defer h.hot.mu.Unlock()
+	return h.hot.bytes()
 }
 
 func TestModeAskedForIsNeverReplaced(t *testing.T) {
@@ -157,7 +166,7 @@ func TestFailedBranchChangesNothing(t *testing.T) {
 			if err := h.Kill(t.Context(), id); err != nil {
 				t.Error(err)
 			}
-			if n := h.hotUsers(); n != 1 { // the branch's image stands on its parent's
+			if n := h.hotUsersBut(); n != 0 { // but for the branch's image, which stands on its parent's
 				t.Errorf("hot images have %d users", n)
 			}
 		})

@@ -58,7 +58,14 @@ func (b *branch) complete(ctx context.Context, free func()) (store.Snapshot, err
 		closeCaptured(captured)
 		return store.Snapshot{}, err
 	}
-	return b.write(ctx, captured, copied)
+	m, err := b.write(ctx, captured, copied)
+	if err != nil {
+		return m, err
+	}
+	if err := b.h.hot.shrink(ctx, b.w.hot, m); err != nil {
+		b.h.log.Warn("share the memory of a branch", "snapshot", m.Tag, "error", err) // it has its own
+	}
+	return m, nil
 }
 
 // heat makes the captured machine's memory and disk a hot image. It owns the memory afterwards.

@@ -164,6 +164,36 @@ func (c *hotCache) fail(e *hotImage, err error) {
 	close(e.ready)
 }
 
+// shrink replaces an image that a live capture left by pages over an ancestor's, when those are few and nobody has mapped
+// it yet: its children share the ancestor's memory again. The caller is its one user, and has stored it as m.
+func (c *hotCache) shrink(ctx context.Context, e *hotImage, m store.Snapshot) error {
+	if c.memory(e).Pages != nil || m.MemoryOwn > smallLayer {
+		return nil
+	}
+	chain, err := c.h.layers.Chain(ctx, m.Memory)
+	if err != nil {
+		return err
+	}
+	below := c.hotAncestor(chain)
+	if below == nil {
+		return nil
+	}
+	next, err := c.loadOver(ctx, m, below)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err != nil || e.users > 1 { // somebody has mapped it meanwhile
+		c.releaseLocked(below)
+		if err == nil {
+			closeMemory(next)
+		}
+		return err
+	}
+	next.State = e.checkpoint.State
+	closeMemory(e.checkpoint)
+	e.checkpoint, e.bytes, e.over, e.below = next, next.Pages.Bytes(), below, append(e.below, below)
+	return nil
+}
+
 // rename gives the image of a branch the snapshot's id, under which forks look for it.
 func (c *hotCache) rename(e *hotImage, m store.Snapshot) {
 	key := m.ID()
