@@ -146,7 +146,7 @@ func (b *branch) take(ctx context.Context, spec BranchSpec) error {
 	b.s.writers(1)
 	b.undo.Add(func() { b.s.writers(-1) })
 	if err := b.snap(ctx, false); err != nil {
-		return err
+		return errors.Join(err, b.abandon())
 	}
 	if err := b.keepDisks(); err != nil {
 		return errors.Join(err, b.abandon())
@@ -227,20 +227,18 @@ func (b *branch) snap(ctx context.Context, stay bool) error {
 	if b.mode == BranchLive {
 		mode = engine.CaptureLive
 	}
-	var frozen time.Time
 	capture := func(quiesce func(context.Context) error) error {
 		var err error
 		b.capture, err = capturer.Capture(ctx, &engine.CaptureSpec{
-			Mode: mode, DiskTop: top, Progress: b.w.copied,
-			Quiesce: func(ctx context.Context) error {
-				frozen = time.Now()
-				return quiesce(ctx)
-			},
+			Mode: mode, DiskTop: top, Progress: b.w.copied, Quiesce: quiesce,
 		})
 		return err
 	}
-	err := b.h.around(ctx, s, paused, stay, capture)
-	b.frozen = time.Since(frozen)
+	thawed, err := b.h.around(ctx, s, paused, stay, capture)
+	if b.capture != nil && thawed != nil {
+		// As the guest counts it, whose clocks stand still in the pause: without the way of the calls to it and back.
+		b.frozen = b.capture.Pause + time.Duration(thawed.FrozenMS*float64(time.Millisecond))
+	}
 	if err != nil {
 		err = deathOr(machine, err)
 	}
@@ -256,17 +254,19 @@ func (b *branch) snap(ctx context.Context, stay bool) error {
 
 // around lets capture run with a machine whose processes it can freeze, and afterwards makes them run again; those of a
 // paused machine are frozen all the time, and only its CPUs run meanwhile.
-func (h *Host) around(ctx context.Context, s *sandbox, paused, stay bool, capture func(quiesce func(context.Context) error) error) error {
+func (h *Host) around(ctx context.Context, s *sandbox, paused, stay bool,
+	capture func(quiesce func(context.Context) error) error,
+) (*wire.ThawReport, error) {
 	if paused {
 		if err := s.setPaused(ctx, false); err != nil {
-			return err
+			return nil, err
 		}
 		err := capture(func(context.Context) error { return nil })
-		return errors.Join(err, s.setPaused(context.WithoutCancel(ctx), true))
+		return nil, errors.Join(err, s.setPaused(context.WithoutCancel(ctx), true))
 	}
 	conn, err := s.guest(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	asked := false
 	err = capture(func(ctx context.Context) error {
@@ -277,29 +277,29 @@ func (h *Host) around(ctx context.Context, s *sandbox, paused, stay bool, captur
 		return nil
 	})
 	if !asked || stay && err == nil {
-		return err
+		return nil, err
 	}
-	if thawErr := s.thaw(ctx, conn); thawErr != nil {
+	thawed, thawErr := s.thaw(ctx, conn)
+	if thawErr != nil {
 		h.log.Warn("let a source's processes run again", "sandbox", s.id, "error", thawErr)
 		err = errors.Join(err, fmt.Errorf("let its processes run again: %w", thawErr))
 	}
-	return err
+	return thawed, err
 }
 
 // thaw lets a guest's processes run again, whatever the caller's patience.
-func (s *sandbox) thaw(ctx context.Context, conn *guest.Conn) error {
+func (s *sandbox) thaw(ctx context.Context, conn *guest.Conn) (*wire.ThawReport, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), thawTimeout)
 	defer cancel()
-	_, err := conn.Thaw(ctx, s.id)
+	report, err := conn.Thaw(ctx, s.id)
 	if err == nil || ctx.Err() != nil || !isClosed(conn.Closed()) {
-		return err
+		return report, err
 	}
 	again, err := s.guest(ctx) // The connection broke, and somebody has to let them run.
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = again.Thaw(ctx, s.id)
-	return err
+	return again.Thaw(ctx, s.id)
 }
 
 func (s *sandbox) writers(n int) {
@@ -338,8 +338,11 @@ func (b *branch) keepDisks() error {
 	return nil
 }
 
-// abandon waits for a capture that nobody wants any more.
+// abandon waits for a capture that nobody wants any more: to cancel it would be the greater risk for the source.
 func (b *branch) abandon() error {
+	if b.capture == nil {
+		return nil
+	}
 	captured, err := b.capture.Finish(b.h.life)
 	if err != nil {
 		return err

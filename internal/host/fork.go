@@ -94,9 +94,23 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
 	return results, nil
 }
 
-func (spec ForkSpec) check(m store.Snapshot) error {
+// Check says what is wrong with a request, whatever the snapshot.
+func (spec ForkSpec) Check() error {
 	if spec.N < 1 || spec.N > MaxForkN {
 		return invalid("n is %d; a fork makes 1 to %d children", spec.N, MaxForkN)
+	}
+	if spec.TTL < 0 || spec.TTL > maxTTL {
+		return invalid("ttl is %s; allowed is 0 (until killed) to %s", spec.TTL, maxTTL)
+	}
+	if err := checkPairs("label", spec.Labels, maxLabels); err != nil {
+		return err
+	}
+	return checkEnv(spec.Env)
+}
+
+func (spec ForkSpec) check(m store.Snapshot) error {
+	if err := spec.Check(); err != nil {
+		return err
 	}
 	if spec.CPUs != 0 && spec.CPUs != m.Engine.CPUs {
 		return hint(invalid("cpus: %d asked, but a fork has the machine of its snapshot, and %s has %d", spec.CPUs, m.Tag,
@@ -106,13 +120,7 @@ func (spec ForkSpec) check(m store.Snapshot) error {
 		return hint(invalid("memory: %s asked, but a fork has the machine of its snapshot, and %s has %s",
 			mib(spec.MemoryBytes), m.Tag, mib(m.Engine.MemoryBytes)), "set machine.memory in the recipe and build another snapshot")
 	}
-	if spec.TTL < 0 || spec.TTL > maxTTL {
-		return invalid("ttl is %s; allowed is 0 (until killed) to %s", spec.TTL, maxTTL)
-	}
-	if err := checkPairs("label", spec.Labels, maxLabels); err != nil {
-		return err
-	}
-	return checkEnv(spec.Env)
+	return nil
 }
 
 func checkPairs(what string, pairs map[string]string, most int) error {

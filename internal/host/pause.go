@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/lineage"
 )
@@ -39,10 +40,10 @@ func (h *Host) pause(ctx context.Context, s *sandbox) error {
 		return err
 	}
 	if err := conn.Quiesce(ctx, wire.QuiesceRequest{}); err != nil {
-		return errors.Join(fmt.Errorf("freeze its processes: %w", err), s.thaw(ctx, conn))
+		return errors.Join(fmt.Errorf("freeze its processes: %w", err), s.goAgain(ctx, conn))
 	}
 	if err := s.setPaused(ctx, true); err != nil {
-		return errors.Join(err, s.thaw(ctx, conn))
+		return errors.Join(err, s.goAgain(ctx, conn))
 	}
 	return nil
 }
@@ -75,7 +76,7 @@ func (h *Host) resume(ctx context.Context, s *sandbox) error {
 	s.setState(lineage.Running) // so that its agent can be reached
 	conn, err := s.guest(ctx)
 	if err == nil {
-		err = s.thaw(ctx, conn)
+		err = s.goAgain(ctx, conn)
 	}
 	if err != nil {
 		err = errors.Join(err, s.setPaused(context.WithoutCancel(ctx), true))
@@ -94,6 +95,12 @@ func (s *sandbox) setPaused(ctx context.Context, paused bool) error {
 		return fmt.Errorf("%w: its machine cannot be paused", ErrUnsupported)
 	}
 	return p.SetPaused(ctx, paused)
+}
+
+// goAgain is thaw for who does not want to know more.
+func (s *sandbox) goAgain(ctx context.Context, conn *guest.Conn) error {
+	_, err := s.thaw(ctx, conn)
+	return err
 }
 
 func (s *sandbox) is(state lineage.State) bool {

@@ -56,7 +56,7 @@ func (h *Host) suspend(ctx context.Context, s *sandbox) error {
 	paused := s.is(lineage.Paused)
 	// Its processes stay frozen from the capture on: what they did after it would be lost.
 	if err := b.snap(ctx, !paused); err != nil {
-		return s.orEnded(err)
+		return s.orEnded(errors.Join(err, b.abandon()))
 	}
 	// Until the sandbox names its layers a sweep would take them for garbage.
 	release, err := h.layers.Hold(context.WithoutCancel(ctx))
@@ -76,7 +76,7 @@ func (h *Host) suspend(ctx context.Context, s *sandbox) error {
 		if guestErr != nil {
 			return errors.Join(err, guestErr)
 		}
-		return errors.Join(err, s.thaw(ctx, conn))
+		return errors.Join(err, s.goAgain(ctx, conn))
 	}
 	return h.put(s, &rec)
 }

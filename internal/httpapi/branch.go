@@ -28,22 +28,58 @@ func (s *Server) branch(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	wait := !spec.NoWait
+	spec.NoWait = spec.NoWait || req.N > 0 // children begin when the memory is complete, and need not wait for the disk
 	v, err := s.Host.Branch(r.Context(), r.PathValue("id"), spec)
 	if err != nil {
 		return err
 	}
-	out := snapshot(v)
+	var born []api.Sandbox
 	if req.N > 0 {
 		children.Tag = v.Tag
-		if out.Children, err = s.forkBranch(r, children); err != nil {
+		if born, err = s.forkBranch(r, children); err != nil {
+			return err
+		}
+		if v, err = s.branchWritten(r, v, wait); err != nil {
+			s.endAll(r, born)
 			return err
 		}
 	}
+	out := snapshot(v)
+	out.Children = born
 	status := http.StatusCreated
 	if v.Status == lineage.Writing {
 		status = http.StatusAccepted
 	}
 	return reply(w, status, out)
+}
+
+// branchWritten waits for a branch that has children already.
+func (s *Server) branchWritten(r *http.Request, v host.SnapshotView, wait bool) (host.SnapshotView, error) {
+	if !wait {
+		return v, nil
+	}
+	v, err := s.Host.AwaitSnapshot(r.Context(), v.Tag)
+	switch {
+	case err != nil:
+		return v, err
+	case r.Context().Err() != nil:
+		return v, r.Context().Err()
+	case v.Status == lineage.FailedSnap:
+		return v, fmt.Errorf("snapshot %s: %w: %s", v.Tag, lineage.ErrState, v.Reason)
+	}
+	return v, nil
+}
+
+func (s *Server) endAll(r *http.Request, children []api.Sandbox) {
+	for _, c := range children {
+		if c.ID == "" {
+			continue
+		}
+		if err := s.Host.Kill(context.WithoutCancel(r.Context()), c.ID); err != nil {
+			s.Log.Warn("end a child of a branch that failed", "sandbox", c.ID, "error", err)
+		}
+	}
 }
 
 func (s *Server) forkBranch(r *http.Request, spec host.ForkSpec) ([]api.Sandbox, error) {
@@ -112,7 +148,11 @@ func childrenSpec(req api.BranchRequest) (host.ForkSpec, error) {
 	if req.N == 0 && (len(req.Labels) > 0 || len(req.Env) > 0 || req.TTLSeconds != 0) {
 		return host.ForkSpec{}, fmt.Errorf("%w: labels, env and ttl_seconds are of children, and n is 0", host.ErrInvalid)
 	}
-	return forkSpec(api.ForkRequest{N: &req.N, Labels: req.Labels, Env: req.Env, TTLSeconds: req.TTLSeconds})
+	spec, err := forkSpec(api.ForkRequest{N: &req.N, Labels: req.Labels, Env: req.Env, TTLSeconds: req.TTLSeconds})
+	if err != nil || req.N == 0 {
+		return spec, err
+	}
+	return spec, spec.Check()
 }
 
 // change is a transition of one sandbox.
