@@ -81,26 +81,22 @@ func (l *liveCapture) prepare(ctx context.Context, ram *memory.Process) (*os.Fil
 	return theirs, nil
 }
 
-// populate makes the guest's RAM quick to protect, once: its image is put together from huge pages, and all of it is
-// read from outside, which fills the page tables. QEMU reads it before it protects as well, but in the pause.
+// populate makes the guest's RAM quick to protect: once, its image is put together from huge pages; every time, what is
+// missing in the page tables is read from outside. QEMU reads all of it before it protects as well, but in the pause.
 func (m *machine) populate(ctx context.Context, ram *memory.Process) error {
-	if m.populated {
-		return nil
+	if !m.collapsed {
+		image, err := os.Open(procFD(m.process.PID(), fdRAM))
+		if err != nil {
+			return err
+		}
+		err = collapse(ctx, image, m.spec.MemoryBytes)
+		_ = image.Close()
+		if err != nil {
+			return err
+		}
+		m.collapsed = true
 	}
-	image, err := os.Open(procFD(m.process.PID(), fdRAM))
-	if err != nil {
-		return err
-	}
-	err = collapse(ctx, image, m.spec.MemoryBytes)
-	_ = image.Close()
-	if err != nil {
-		return err
-	}
-	if err := ram.Populate(ctx); err != nil {
-		return err
-	}
-	m.populated = true
-	return nil
+	return ram.Populate(ctx)
 }
 
 // give hands QEMU all it needs before the pause.
@@ -166,6 +162,8 @@ func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := pauseContext(ctx)
 	defer cancel()
 	m := l.m
+	running := m.announced.expect("RESUME", nil)
+	defer m.announced.drop(running)
 	m.copying.Store(true)
 	stopped := time.Now()
 	errs := m.monitor.Each(ctx, []qmp.Command{
@@ -176,7 +174,7 @@ func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 	moved := errs[1] == nil
 	err := first(errs)
 	if err == nil {
-		err = l.resume(ctx)
+		err = l.resume(ctx, running)
 	}
 	if err != nil {
 		return 0, l.fail(ctx, err, moved)
@@ -186,11 +184,15 @@ func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 }
 
 // resume lets the machine run, or not if it was paused, as soon as QEMU has saved devices and CPUs and protected the
-// RAM. No event says so, but the first page does: pages are sent after that. QEMU 7.2 has let the CPUs run itself by then,
-// whatever they did before; newer ones leave them as they were. Sooner an order to run would be carried out before the
+// RAM. QEMU 7.2 lets the CPUs run itself then, whatever they did before; newer ones leave them as they were, and no event
+// says when, but the first page does: pages are sent after that. Sooner an order to run would be carried out before the
 // instant, with the disk switched already.
-func (l *liveCapture) resume(ctx context.Context) error {
+func (l *liveCapture) resume(ctx context.Context, running *announcement) error {
 	select {
+	case <-running.seen:
+		if !l.m.paused {
+			return nil
+		}
 	case <-l.armed:
 	case <-l.drained:
 		if !isClosed(l.armed) {

@@ -35,7 +35,7 @@ type machine struct {
 	live      func(context.Context) (string, error) // why this host cannot capture live, or ""
 	operation chan struct{}                         // has room for one: who stops, starts or captures the machine holds it
 	paused    bool                                  // by SetPaused; guarded by operation
-	populated bool                                  // the page tables of the RAM are filled; guarded by operation
+	collapsed bool                                  // the image has been put together from huge pages; guarded by operation
 	copying   atomic.Bool                           // a live capture is not finished
 
 	dialMu sync.Mutex // held while a connection supersedes another
