@@ -15,8 +15,12 @@ import (
 	"forkd.dev/forkd/internal/memory"
 )
 
-// pipeBytes is how far QEMU may be ahead of the drain.
-const pipeBytes = 1 << 20
+// How far QEMU may be ahead of the drain. The first is only for those with CAP_SYS_RESOURCE, the other for everybody: on a
+// busy host the drain does not run for tens of milliseconds, which then are none of the guest's.
+const (
+	pipeBytes      = 16 << 20
+	pipeBytesFewer = 1 << 20
+)
 
 // captureFD is the monitor's name of the stream's descriptor.
 const captureFD = "capture"
@@ -75,8 +79,10 @@ func (l *liveCapture) prepare(ctx context.Context, ram *memory.Process) (*os.Fil
 	if err != nil {
 		return nil, errors.Join(err, l.scratch.Close())
 	}
-	// Refused where a user has many pipes; then QEMU waits for the drain more often.
-	_, _ = unix.FcntlInt(theirs.Fd(), unix.F_SETPIPE_SZ, pipeBytes)
+	if _, err := unix.FcntlInt(theirs.Fd(), unix.F_SETPIPE_SZ, pipeBytes); err != nil {
+		// Refused to a user of many pipes; then QEMU waits for the drain more often.
+		_, _ = unix.FcntlInt(theirs.Fd(), unix.F_SETPIPE_SZ, pipeBytesFewer)
+	}
 	l.stream = ours
 	return theirs, nil
 }
