@@ -242,7 +242,8 @@ func (b *branch) snap(ctx context.Context, stay bool) error {
 	if err != nil {
 		err = deathOr(machine, err)
 	}
-	if err == nil || engine.DiskMoved(err) {
+	// Moved also when the capture went well and only what came after it did not.
+	if b.capture != nil || engine.DiskMoved(err) {
 		s.mu.Lock()
 		s.disks = append(s.disks, top)
 		s.mu.Unlock()

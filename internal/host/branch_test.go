@@ -7,11 +7,14 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
@@ -170,6 +173,63 @@ func TestFailedBranchChangesNothing(t *testing.T) {
 				t.Errorf("hot images have %d users", n)
 			}
 		})
+	}
+}
+
+// TestDiskOfCaptureWithoutThaw: the machine writes its new disk from the instant of a capture on, also when its processes
+// could not be let run afterwards; the next branch would miss all of it otherwise.
+func TestDiskOfCaptureWithoutThaw(t *testing.T) {
+	e := newFakeEngine()
+	var refuse atomic.Bool
+	e.thaw = func() *wire.Error {
+		if refuse.Load() {
+			return &wire.Error{Code: wire.CodeInternal, Message: "it is tired"}
+		}
+		return nil
+	}
+	h := fakeHost(t, e, nil)
+	id := forkOneOf(t, h, fakeTag)
+	source := machineOf(t, h, id)
+	refuse.Store(true)
+	if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x"}); err == nil || !strings.Contains(err.Error(), "it is tired") {
+		t.Errorf("Branch: %v", err)
+	}
+	s := h.sandboxOf(t, id)
+	if len(s.disks) != 2 || s.disks[1] != source.top {
+		t.Errorf("the machine writes %s, the host has %v", source.top, s.disks)
+	}
+	if _, err := os.Stat(source.top); err != nil {
+		t.Error(err)
+	}
+	refuse.Store(false)
+	mustBranch(t, h, id, "x", BranchAuto)
+	if source.frozen {
+		t.Error("its processes are still frozen")
+	}
+}
+
+// TestFailedSuspendOfNobody: a client that went away is no reason to leave the processes frozen.
+func TestFailedSuspendOfNobody(t *testing.T) {
+	e := newFakeEngine()
+	h := fakeHost(t, e, nil)
+	id := forkOneOf(t, h, fakeTag)
+	source := machineOf(t, h, id)
+	ctx, cancel := context.WithCancel(t.Context())
+	s := h.sandboxOf(t, id)
+	e.capture = func(step string) error {
+		if step == "finish" {
+			cancel()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.conn.Close()
+		}
+		return nil
+	}
+	if _, err := h.Suspend(ctx, id); !errors.Is(err, context.Canceled) {
+		t.Errorf("Suspend: %v", err)
+	}
+	if source.frozen || !s.is(lineage.Running) {
+		t.Errorf("frozen %v, %s", source.frozen, s.state)
 	}
 }
 

@@ -35,6 +35,7 @@ type fakeEngine struct {
 	silent   func(n int) bool        // its agent never answers
 	live     bool
 	capture  func(step string) error // what happens at a step of a capture: "start", "paused", "finish"
+	thaw     func() *wire.Error      // what an agent answers that is to let processes run; nil: it does
 }
 
 func newFakeEngine() *fakeEngine {
@@ -226,6 +227,12 @@ func (m *fakeMachine) answer(s *wire.Stream) {
 		_ = s.End()
 		return
 	case wire.MethodThaw:
+		if thaw := m.e.thaw; thaw != nil {
+			if refusal := thaw(); refusal != nil {
+				_ = s.SendError(refusal.Code, refusal.Message)
+				return
+			}
+		}
 		m.setFrozen(false)
 		_ = s.SendMessage(wire.ThawReport{})
 		_ = s.End()

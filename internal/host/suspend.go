@@ -72,13 +72,20 @@ func (h *Host) suspend(ctx context.Context, s *sandbox) error {
 		if paused {
 			return err
 		}
-		conn, guestErr := s.guest(ctx)
-		if guestErr != nil {
-			return errors.Join(err, guestErr)
-		}
-		return errors.Join(err, s.goAgain(ctx, conn))
+		return errors.Join(err, s.unfreeze(ctx))
 	}
 	return h.put(s, &rec)
+}
+
+// unfreeze lets the processes of a sandbox run that stays, also when nobody waits for it any more.
+func (s *sandbox) unfreeze(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), thawTimeout)
+	defer cancel()
+	conn, err := s.guest(ctx)
+	if err != nil {
+		return err
+	}
+	return s.goAgain(ctx, conn)
 }
 
 // suspended stores the layers of a captured machine and says what it was.
@@ -240,6 +247,8 @@ func (h *Host) loadSuspended() error {
 	for _, err := range bad {
 		h.log.Warn("record left alone", "error", err)
 	}
+	h.mu.Lock() // The time of one that is over ends it at once, beside this.
+	defer h.mu.Unlock()
 	for _, rec := range list {
 		var k keptSandbox
 		if err := json.Unmarshal(rec.Sandbox, &k); err != nil {
