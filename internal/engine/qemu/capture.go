@@ -129,6 +129,10 @@ func (s *diskSwitch) command() qmp.Command {
 	return qmp.Command{Name: "blockdev-snapshot", Args: map[string]string{"node": s.from, "overlay": s.to}}
 }
 
+// mayHave reports whether a command may have been carried out, or be yet, whose error this is: only QEMU's refusal says
+// that it was not. A new top that was not switched to after all is empty, so who counts on it loses nothing.
+func mayHave(err error) bool { return err == nil || refused(err) != nil }
+
 // dropTop closes a new top that was not switched to.
 func (m *machine) dropTop(ctx context.Context, s *diskSwitch) error {
 	err := m.monitor.Do(ctx, qmp.Command{Name: "blockdev-del", Args: map[string]string{"node-name": s.to}}, nil)

@@ -84,12 +84,12 @@ func (c *diffCapture) take(ctx context.Context) (captured *engine.Captured, paus
 		m.saveState(),
 		c.disk.command(),
 	})
-	moved := errs[2] == nil
+	moved := mayHave(errs[2])
 	var pages *memory.Pages
 	if err = first(errs); err == nil {
 		pages, err = c.copy(ctx)
 	}
-	err = errors.Join(err, m.run(ctx))
+	err = errors.Join(err, c.resume(ctx))
 	pause = time.Since(stopped)
 	var state []byte
 	if err == nil {
@@ -99,6 +99,14 @@ func (c *diffCapture) take(ctx context.Context) (captured *engine.Captured, paus
 		return nil, 0, c.fail(ctx, err, pages, moved)
 	}
 	return &engine.Captured{Format: m.format, State: state, Pages: pages}, pause, nil
+}
+
+// resume lets the machine run. It has time of its own: a QEMU that took all of the pause's to answer carries out what it
+// was told some time, and must be told this, too.
+func (c *diffCapture) resume(ctx context.Context) error {
+	ctx, cancel := pauseContext(ctx)
+	defer cancel()
+	return c.m.run(ctx)
 }
 
 func (c *diffCapture) copy(ctx context.Context) (*memory.Pages, error) {

@@ -177,7 +177,7 @@ func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 		l.disk.command(),
 		{Name: "migrate", Args: map[string]string{"uri": "fd:" + captureFD}},
 	})
-	moved := errs[1] == nil
+	moved := mayHave(errs[1])
 	err := first(errs)
 	if err == nil {
 		err = l.resume(ctx, running)

@@ -1,9 +1,13 @@
 package qemu
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -48,6 +52,53 @@ func TestRescueIsHarmless(t *testing.T) {
 	}
 	if err := rescue(gone.Process.Pid); err != nil {
 		t.Errorf("a process that is gone: %v", err)
+	}
+}
+
+// TestMayHave: only a refusal says that the disk was not switched.
+func TestMayHave(t *testing.T) {
+	for _, tt := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, true},
+		{&qmp.Error{Command: "blockdev-snapshot"}, false},
+		{fmt.Errorf("wait: %w", context.DeadlineExceeded), true},
+		{qmp.ErrClosed, true},
+	} {
+		if got := mayHave(tt.err); got != tt.want {
+			t.Errorf("%v: %v, want %v", tt.err, got, tt.want)
+		}
+	}
+}
+
+// TestResumeAfterItsTime: a machine whose QEMU took all of the pause's time to answer is told to run.
+func TestResumeAfterItsTime(t *testing.T) {
+	conn, theirs, err := socketPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer, err := net.FileConn(theirs)
+	_ = theirs.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	c := &diffCapture{m: &machine{monitor: qmp.New(conn)}}
+	defer c.m.monitor.Close()
+	heard := make(chan string, 1)
+	go func() {
+		line, _ := bufio.NewReader(peer).ReadString('\n')
+		heard <- line
+		_, _ = io.WriteString(peer, `{"return": {}, "id": "1"}`+"\n")
+	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := c.resume(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if line := <-heard; !strings.Contains(line, `"cont"`) {
+		t.Errorf("QEMU heard %q", line)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -209,10 +210,22 @@ func (c *Client) await(ctx context.Context, wait chan answer) (answer, error) {
 func (c *Client) send(ctx context.Context, cmds []Command, ids []string, waits []chan answer) error {
 	c.writeMu.Lock()
 	defer c.writeMu.Unlock()
-	// A QEMU that does not read (its main thread hangs) must not hang the caller; a write cut in the middle makes the
-	// connection useless, so it is closed.
-	stop := context.AfterFunc(ctx, func() { _ = c.conn.Close() })
-	defer stop()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	// A QEMU that does not read (its main thread hangs) must not hang the caller. Only a write that was cut in the middle
+	// makes the connection useless: a caller that gives up otherwise must not cost the machine its monitor.
+	expired := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(expired)
+		_ = c.conn.SetWriteDeadline(time.Unix(1, 0))
+	})
+	defer func() {
+		if !stop() {
+			<-expired
+			_ = c.conn.SetWriteDeadline(time.Time{})
+		}
+	}()
 	var buf bytes.Buffer
 	for i, cmd := range cmds {
 		ids[i], waits[i] = c.expect()
@@ -234,6 +247,7 @@ func (c *Client) send(ctx context.Context, cmds []Command, ids []string, waits [
 			oob = unix.UnixRights(int(cmd.File.Fd()))
 		}
 		if _, _, err := c.conn.WriteMsgUnix(buf.Bytes(), oob, nil); err != nil {
+			_ = c.conn.Close()
 			return fmt.Errorf("send %s to QEMU: %w", cmd.Name, c.closedBecause(err))
 		}
 		buf.Reset()

@@ -152,6 +152,28 @@ func TestContextEndsWaiting(t *testing.T) {
 	}
 }
 
+// TestCallerWhoGaveUp before anything was sent costs nobody the connection.
+func TestCallerWhoGaveUp(t *testing.T) {
+	c, p := connect(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	cancel(why)
+	for range 100 {
+		if err := c.Do(ctx, qmp.Command{Name: "stop"}, nil); !errors.Is(err, why) {
+			t.Fatalf("error %v, want the cause", err)
+		}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.say(`{"return": {}, "id": "` + p.hear().ID + `"}`)
+	}()
+	if err := c.Do(t.Context(), qmp.Command{Name: "cont"}, nil); err != nil {
+		t.Errorf("the next command: %v", err)
+	}
+	<-done
+}
+
 // TestEndlessPeer: a peer that never ends a line must not make the daemon grow, one that floods it with events must
 // not stop it from hearing answers.
 func TestEndlessPeer(t *testing.T) {
