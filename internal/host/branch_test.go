@@ -233,6 +233,53 @@ func TestFailedSuspendOfNobody(t *testing.T) {
 	}
 }
 
+// TestFailedBranchFreesItsMemory: nobody can ask for the memory of a branch that failed when it had all of it.
+func TestFailedBranchFreesItsMemory(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	id := forkOneOf(t, h, fakeTag)
+	if err := os.Mkdir(h.cfg.Home.Snapshot("x"), 0o700); err != nil { // its record finds no room
+		t.Fatal(err)
+	}
+	if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x"}); !errors.Is(err, store.ErrExists) {
+		t.Errorf("Branch: %v", err)
+	}
+	h.hot.mu.Lock()
+	defer h.hot.mu.Unlock()
+	if len(h.hot.entries) != 1 {
+		t.Errorf("%d images are hot, want that of the source", len(h.hot.entries))
+	}
+}
+
+// TestMemoryOfBranchInProgress stays until the branch has its pages over it, whatever room others need.
+func TestMemoryOfBranchInProgress(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	m, err := h.snapshot(fakeTag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	below, err := h.hot.acquire(t.Context(), m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := h.hot.begin("x", "branch-x", memory.PageSize, below)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.hot.release(below) // its source was killed
+	h.hot.mu.Lock()
+	if h.hot.coolOne() {
+		t.Error("the memory that the branch will stand on was freed")
+	}
+	h.hot.mu.Unlock()
+	if image, err := h.hot.shareMemory(below); err != nil {
+		t.Error(err)
+	} else if err := image.Close(); err != nil {
+		t.Error(err)
+	}
+	h.hot.fail(e, errors.New("enough"))
+	h.hot.release(e)
+}
+
 func TestNoWaitAndForkOfWriting(t *testing.T) {
 	e := newFakeEngine()
 	gate := make(chan struct{})

@@ -73,9 +73,9 @@ func (b *branch) heat(ctx context.Context, c *engine.Captured) error {
 	below := b.w.hot.below[0]
 	checkpoint := &engine.Checkpoint{Format: c.Format, State: c.State, Memory: c.Image, Pages: c.Pages}
 	if c.Image == nil {
-		image, err := b.h.hot.memory(below).Memory.Share()
+		image, err := b.h.hot.shareMemory(below)
 		if err != nil {
-			return fmt.Errorf("share the memory of %s: %w", below.tag, err)
+			return err
 		}
 		checkpoint.Memory = image
 	}
@@ -86,10 +86,10 @@ func (b *branch) heat(ctx context.Context, c *engine.Captured) error {
 		tops, over = append(reversed(over[:len(over)-1]), tops...), over[len(over)-1:]
 	}
 	if err := disk.Merge(ctx, path, tops, over[0], diskFormat(over)); err != nil {
-		return errors.Join(fmt.Errorf("copy its disk: %w", err), ignoreMissing(os.Remove(path)))
+		return errors.Join(fmt.Errorf("copy its disk: %w", err), ignoreMissing(os.Remove(path)), checkpoint.Memory.Close())
 	}
 	if err := os.Chmod(path, readOnly); err != nil {
-		return fmt.Errorf("copy its disk: %w", err)
+		return errors.Join(fmt.Errorf("copy its disk: %w", err), os.Remove(path), checkpoint.Memory.Close())
 	}
 	b.h.hot.fill(b.w.hot, checkpoint, append([]string{path}, over...), path)
 	return nil
@@ -212,9 +212,7 @@ func (h *Host) settle(b *branch, m store.Snapshot, err error) (changed []*sandbo
 		b.h.hot.rename(b.w.hot, m)
 	} else {
 		h.log.Warn("branch failed", "snapshot", tag, "sandbox", b.s.id, "error", err)
-		if !isClosed(b.w.hot.ready) {
-			h.hot.fail(b.w.hot, err)
-		}
+		h.hot.fail(b.w.hot, err)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,7 +29,7 @@ type hotImage struct {
 	over  *hotImage    // of those, the one whose memory its pages are over; nil: its memory is its own
 
 	ready chan struct{} // closed when the rest is valid, or err is set
-	err   error
+	err   error         // guarded by the cache's lock
 	disks []string // what a child's disk stands on, the nearest first; the last is the image's, raw
 
 	users      int
@@ -86,8 +87,11 @@ func (c *hotCache) acquireWith(ctx context.Context, m store.Snapshot, state func
 	c.mu.Unlock()
 
 	// A caller that gives up must not spoil the image for those who joined it.
-	e.err = c.build(context.WithoutCancel(ctx), m, e, state)
+	err := c.build(context.WithoutCancel(ctx), m, e, state)
+	c.mu.Lock()
+	e.err = err
 	close(e.ready)
+	c.mu.Unlock()
 	return c.join(ctx, e)
 }
 
@@ -98,9 +102,11 @@ func (c *hotCache) join(ctx context.Context, e *hotImage) (*hotImage, error) {
 		c.release(e)
 		return nil, context.Cause(ctx)
 	}
-	if e.err != nil {
-		c.release(e)
-		return nil, e.err
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := e.err; err != nil {
+		c.releaseLocked(e)
+		return nil, err
 	}
 	return e, nil
 }
@@ -158,10 +164,15 @@ func (e *hotImage) owner() *hotImage {
 	return e
 }
 
-// fail ends a begun image that could not be made. The caller releases it.
+// fail ends a begun image that could not be made, or that nobody can ask for because its snapshot failed: it goes with
+// its last user. The caller releases it.
 func (c *hotCache) fail(e *hotImage, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	e.err = err
-	close(e.ready)
+	if !isClosed(e.ready) {
+		close(e.ready)
+	}
 }
 
 // shrink replaces an image that a live capture left by pages over an ancestor's, when those are few and nobody has mapped
@@ -213,6 +224,19 @@ func (c *hotCache) memory(e *hotImage) *engine.Checkpoint {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return e.checkpoint
+}
+
+// shareMemory is a hold of its own on the memory that the children of e map.
+func (c *hotCache) shareMemory(e *hotImage) (*memory.Image, error) {
+	m := c.memory(e)
+	if m == nil {
+		return nil, fmt.Errorf("share the memory of %s: it is not there any more", e.tag)
+	}
+	image, err := m.Memory.Share()
+	if err != nil {
+		return nil, fmt.Errorf("share the memory of %s: %w", e.tag, err)
+	}
+	return image, nil
 }
 
 // view is the memory of an image the caller uses.
@@ -318,10 +342,10 @@ func (c *hotCache) derived(e *hotImage) int {
 	return n
 }
 
-// sharesMemory reports whether pages of another image are over the memory of e. The caller holds mu.
+// sharesMemory reports whether pages of another image are over the memory of e, or will be. The caller holds mu.
 func (c *hotCache) sharesMemory(e *hotImage) bool {
 	for _, other := range c.entries {
-		if other.over == e {
+		if other.over == e || !isClosed(other.ready) && slices.Contains(other.below, e) {
 			return true
 		}
 	}

@@ -106,7 +106,12 @@ func (b *branch) suspended(ctx context.Context) (store.Suspended, []byte, error)
 	s.mu.Unlock()
 	v := memory.View{Image: captured.Image}
 	if captured.Image == nil {
-		v = memory.View{Image: b.h.hot.memory(hot).Memory, Pages: captured.Pages}
+		image, err := b.h.hot.shareMemory(hot)
+		if err != nil {
+			return store.Suspended{}, nil, err
+		}
+		defer func() { _ = image.Close() }()
+		v = memory.View{Image: image, Pages: captured.Pages}
 	}
 	m, err := b.layers(ctx, captured, v)
 	if err != nil {
