@@ -213,7 +213,8 @@ func pass(t testing.TB, d time.Duration) {
 	}
 }
 
-// fire starts the load of package load in a sandbox.
+// fire starts the load of package load in a sandbox: so many MiB, rewritten at so many a second, as fast as it goes when
+// there is time for it.
 func (f *forkd) fire(id string, mib int) {
 	f.t.Helper()
 	self, err := os.Executable()
@@ -221,7 +222,11 @@ func (f *forkd) fire(id string, mib int) {
 		f.t.Fatal(err)
 	}
 	f.run("cp", self, id+":/root/load")
-	f.run("exec", id, "--", "/root/load", load.Word, "start", strconv.Itoa(mib))
+	rate := "100"
+	if testenv.Soak() {
+		rate = "0"
+	}
+	f.run("exec", id, "--", "/root/load", load.Word, "start", strconv.Itoa(mib), rate)
 	f.eval(id, `
 def fire_ask(words):
     import socket

@@ -112,15 +112,28 @@ func verify(p []byte, page, generation uint64) error {
 	return nil
 }
 
-// run rewrites until something is wrong.
-func (c *churn) run() {
-	for c.some() {
+// run rewrites so many MiB a second, 0 for as fast as it goes, until something is wrong.
+func (c *churn) run(rate int) {
+	for start, done := time.Now(), 0; c.some(); {
+		if rate == 0 {
+			continue
+		}
+		done += batch
+		early := time.Duration(float64(done*pageSize)/float64(rate<<20)*float64(time.Second)) - time.Since(start)
+		switch {
+		case early > 5*time.Millisecond:
+			nap := unix.NsecToTimespec(int64(early))
+			_ = unix.Nanosleep(&nap, nil)
+		case early < -time.Second: // what could not be done in time is not caught up on
+			start, done = time.Now(), 0
+		}
 	}
 }
 
+const batch = 16
+
 // some rewrites a few pages; in between others may look.
 func (c *churn) some() bool {
-	const batch = 16
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for range batch {

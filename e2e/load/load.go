@@ -39,19 +39,20 @@ type Report struct {
 	Ticks      int      `json:"ticks"`            // in that time
 }
 
-// Main is the program: start MIB, which returns when it answers; serve MIB, which is what start starts; ask WORDS.
+// Main is the program: start MIB RATE, which returns when it answers; serve MIB RATE, which is what start starts; ask
+// WORDS. It rewrites so many MiB, at so many a second, 0 for as fast as it goes.
 func Main(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) < 2 {
-		return errors.New("give start MIB, serve MIB or ask WORDS")
+		return errors.New("give start MIB RATE, serve MIB RATE or ask WORDS")
 	}
 	switch args[0] {
 	case "start":
-		if err := start(args[1]); err != nil {
+		if err := start(args[1:]); err != nil {
 			return err
 		}
 		return ask(ctx, "report 0", out)
 	case "serve":
-		return serve(ctx, args[1])
+		return serve(ctx, args[1:])
 	case "ask":
 		return ask(ctx, strings.Join(args[1:], " "), out)
 	default:
@@ -60,13 +61,13 @@ func Main(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // start runs serve in a session of its own, as a user's daemon would be.
-func start(mib string) error {
+func start(args []string) error {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
 	}
 	defer r.Close()
-	cmd := exec.Command("/proc/self/exe", Word, "serve", mib) //nolint:forbidigo,noctx // it is to outlive us.
+	cmd := exec.Command("/proc/self/exe", append([]string{Word, "serve"}, args...)...) //nolint:forbidigo,noctx // it is to outlive us.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.ExtraFiles = []*os.File{w}
 	err = cmd.Start()
@@ -83,13 +84,13 @@ func start(mib string) error {
 
 const ready = "ready"
 
-func serve(ctx context.Context, mib string) error {
+func serve(ctx context.Context, args []string) error {
 	parent := os.NewFile(3, "parent")
-	n, err := strconv.Atoi(mib)
+	mib, rate, err := sizes(args)
 	if err != nil {
 		return err
 	}
-	c, err := newChurn(n << 20)
+	c, err := newChurn(mib << 20)
 	if err != nil {
 		_, _ = fmt.Fprint(parent, err)
 		return err
@@ -102,7 +103,7 @@ func serve(ctx context.Context, mib string) error {
 		return err
 	}
 	t := startTicker()
-	go c.run()
+	go c.run(rate)
 	if _, err := parent.WriteString(ready); err != nil {
 		return err
 	}
@@ -116,6 +117,17 @@ func serve(ctx context.Context, mib string) error {
 		}
 		go answer(conn, c, t)
 	}
+}
+
+func sizes(args []string) (mib, rate int, err error) {
+	if len(args) != 2 {
+		return 0, 0, fmt.Errorf("serve %v: give MIB and RATE", args)
+	}
+	if mib, err = strconv.Atoi(args[0]); err != nil {
+		return 0, 0, err
+	}
+	rate, err = strconv.Atoi(args[1])
+	return mib, rate, err
 }
 
 // answer reads one line, "report N" or "check N", and answers with one. N is the first record whose chain is wanted.
