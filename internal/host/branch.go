@@ -136,7 +136,11 @@ func (b *branch) take(ctx context.Context, spec BranchSpec) error {
 		return err
 	}
 	b.undo.Add(func() { done("") })
-	b.parent, b.cut = b.h.parentOf(b.s)
+	forget, err := b.findParent()
+	if err != nil {
+		return err
+	}
+	b.undo.Add(forget)
 	if spec.Parent != "" && spec.Parent != b.parent.tag {
 		return invalid("parent_tag is %q, but the parent of this branch is %s", spec.Parent, b.parent.tag)
 	}
@@ -361,10 +365,27 @@ func closeCaptured(c *engine.Captured) {
 	}
 }
 
-// parentOf is what the next branch of s stands on, and how many of its own disk files that holds.
-func (h *Host) parentOf(s *sandbox) (*origin, int) {
+// findParent chooses what the branch will stand on, which cannot be removed, nor get another record, until forget is
+// called.
+func (b *branch) findParent() (forget func(), err error) {
+	h := b.h
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	b.parent, b.cut = h.parentOf(b.s)
+	if h.busy[b.parent.tag] == removeWhat { // it, or what it stands on
+		return nil, hint(fmt.Errorf("snapshot %s, which it would stand on: %w: %s is in progress", b.parent.tag, ErrBusy, removeWhat),
+			"try again when that is over")
+	}
+	h.parents[b] = b.parent.tag
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.parents, b)
+	}, nil
+}
+
+// parentOf is what the next branch of s stands on, and how many of its own disk files that holds. The caller holds mu.
+func (h *Host) parentOf(s *sandbox) (*origin, int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.latest != nil {
@@ -419,6 +440,27 @@ type origin struct {
 	tag      string
 	snapshot store.Snapshot
 	writing  *writing // nil: it was ready
+}
+
+// originNow is what a child that is about to enter the table was forked from, as it is known now: while the child was
+// made, a branch may have become ready, and its record another's of the same content. The layers that an older record names
+// may be gone. The caller holds mu.
+func (h *Host) originNow(from *origin) (*origin, error) {
+	old := from.snapshot
+	if w := from.writing; w != nil {
+		if w.status != lineage.Ready {
+			return from, nil
+		}
+		old = w.m
+	}
+	m, ok := h.snapshots[from.tag]
+	if !ok || m.State != old.State || !m.CreatedAt.Equal(old.CreatedAt) {
+		return nil, fmt.Errorf("snapshot %s: %w: it was removed meanwhile", from.tag, ErrNotFound)
+	}
+	if from.writing == nil && m.Memory == old.Memory && m.Disk == old.Disk && m.ParentID == old.ParentID {
+		return from, nil
+	}
+	return &origin{tag: m.Tag, snapshot: m}, nil
 }
 
 // settled waits until the snapshot is durable and returns it.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -278,6 +279,116 @@ func TestMemoryOfBranchInProgress(t *testing.T) {
 	}
 	h.hot.fail(e, errors.New("enough"))
 	h.hot.release(e)
+}
+
+// TestParentOfCaptureInProgress is not removed under it.
+func TestParentOfCaptureInProgress(t *testing.T) {
+	e := newFakeEngine()
+	h := fakeHost(t, e, nil)
+	id := forkOneOf(t, h, fakeTag)
+	mustBranch(t, h, id, "a", BranchDiff)
+	for name, capture := range map[string]func() error{
+		"branch": func() error {
+			_, err := h.Branch(t.Context(), id, BranchSpec{Tag: "b"})
+			return err
+		},
+		"suspend": func() error {
+			_, err := h.Suspend(t.Context(), id)
+			return err
+		},
+	} {
+		parent := "a"
+		if s := h.sandboxOf(t, id); s.latest != nil {
+			parent = s.latest.Tag
+		}
+		entered, gate := make(chan struct{}), make(chan struct{})
+		e.capture = func(step string) error {
+			if step == "start" {
+				close(entered)
+				<-gate
+			}
+			return nil
+		}
+		done := make(chan error)
+		go func() { done <- capture() }()
+		<-entered
+		for _, opts := range []RemoveOptions{{}, {Cascade: true}, {Force: true}} {
+			if _, err := h.RemoveSnapshot(t.Context(), parent, opts); !errors.Is(err, ErrBusy) {
+				t.Errorf("%s: removing its parent, %+v: %v", name, opts, err)
+			}
+		}
+		close(gate)
+		if err := <-done; err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if name == "suspend" {
+			if _, err := h.Wake(t.Context(), id); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if len(h.parents) != 0 {
+		t.Errorf("still claimed: %v", h.parents)
+	}
+}
+
+// TestChildOfBranchThatBecameReady while the child was made is one of the snapshot, whose record may be replaced.
+func TestChildOfBranchThatBecameReady(t *testing.T) {
+	e := newFakeEngine()
+	copied, ready := make(chan struct{}), make(chan struct{})
+	e.capture = func(step string) error {
+		if step == "finish" {
+			<-copied
+		}
+		return nil
+	}
+	e.fail = func(n int) error {
+		if n == 1 {
+			<-ready
+		}
+		return nil
+	}
+	h := fakeHost(t, e, nil)
+	source := forkOneOf(t, h, fakeTag)
+	if _, err := h.Branch(t.Context(), source, BranchSpec{Tag: "x", NoWait: true}); err != nil {
+		t.Fatal(err)
+	}
+	born := make(chan []ForkResult)
+	go func() {
+		results, err := h.Fork(t.Context(), ForkSpec{Tag: "x", N: 1})
+		if err != nil {
+			results = []ForkResult{{Err: err}}
+		}
+		born <- results
+	}()
+	for h.hot.usersOf(h.writing["x"].hot) < 2 { // the fork waits for the memory
+		runtime.Gosched()
+	}
+	close(copied)
+	if _, err := h.AwaitSnapshot(t.Context(), "x"); err != nil {
+		t.Fatal(err)
+	}
+	close(ready)
+	r := (<-born)[0]
+	if r.Err != nil {
+		t.Fatal(r.Err)
+	}
+	if err := h.Kill(t.Context(), source); err != nil {
+		t.Error(err)
+	}
+	if _, err := h.RemoveSnapshot(t.Context(), fakeTag, RemoveOptions{Force: true}); err != nil {
+		t.Fatal(err)
+	}
+	e.capture = func(string) error { return nil }
+	if v := mustBranch(t, h, r.Sandbox.ID, "y", BranchDiff); v.Parent != "x" {
+		t.Errorf("the child's branch stands on %q", v.Parent)
+	}
+}
+
+func (c *hotCache) usersOf(e *hotImage) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return e.users
 }
 
 func TestNoWaitAndForkOfWriting(t *testing.T) {

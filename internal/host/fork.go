@@ -301,11 +301,26 @@ func (h *Host) enter(s *sandbox, ttl time.Duration) error {
 	if err := h.remember(s); err != nil {
 		return err
 	}
+	changed, err := h.enterTable(s, ttl)
+	if changed {
+		h.record(s)
+	}
+	return err
+}
+
+// enterTable reports whether what the child was forked from has another record by now.
+func (h *Host) enterTable(s *sandbox, ttl time.Duration) (changed bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
-		return ErrClosed
+		return false, ErrClosed
 	}
+	from, err := h.originNow(s.from)
+	if err != nil {
+		return false, err
+	}
+	changed = from != s.from
+	s.from = from
 	h.hot.retain(s.hot)
 	if ttl > 0 {
 		s.onEnd = time.AfterFunc(ttl, func() { h.expire(s.id) })
@@ -313,5 +328,5 @@ func (h *Host) enter(s *sandbox, ttl time.Duration) error {
 	h.sandboxes[s.id] = s
 	machine := s.machine
 	h.wait.Go(func() { h.watch(s, machine) })
-	return nil
+	return changed, nil
 }

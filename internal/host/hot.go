@@ -30,7 +30,7 @@ type hotImage struct {
 
 	ready chan struct{} // closed when the rest is valid, or err is set
 	err   error         // guarded by the cache's lock
-	disks []string // what a child's disk stands on, the nearest first; the last is the image's, raw
+	disks []string      // what a child's disk stands on, the nearest first; the last is the image's, raw
 
 	users      int
 	used       time.Time

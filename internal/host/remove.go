@@ -11,6 +11,8 @@ import (
 	"forkd.dev/forkd/internal/store"
 )
 
+const removeWhat = "remove"
+
 // RemoveOptions say what to do with a snapshot that others stand on; at most one is set.
 type RemoveOptions struct {
 	Cascade bool // remove those, too
@@ -33,11 +35,14 @@ func (h *Host) RemoveSnapshot(ctx context.Context, tag string, opts RemoveOption
 	h.mu.Lock()
 	down := descendants(tag, h.family())
 	h.mu.Unlock()
-	release, err := h.holdAll(append([]string{tag}, down...), "remove")
+	release, err := h.holdAll(append([]string{tag}, down...), removeWhat)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
+	if err := h.unclaimed(tag, down); err != nil {
+		return nil, fmt.Errorf("remove snapshot %s: %w", tag, err)
+	}
 	if len(down) > 0 && !opts.Cascade && !opts.Force {
 		return nil, hint(fmt.Errorf("remove snapshot %s: %w: snapshots %s stand on it", tag, ErrBusy, strings.Join(down, ", ")),
 			"remove those, too: forkd rmi --cascade %s; or only this one, keeping what they need of it: forkd rmi --force %s", tag, tag)
@@ -56,6 +61,22 @@ func (h *Host) RemoveSnapshot(ctx context.Context, tag string, opts RemoveOption
 	h.cfg.Changed(h.Tags())
 	h.collect(ctx)
 	return removed, nil
+}
+
+// unclaimed refuses to remove tag, which is held with all that stands on it, when there is more of that by now, or will be.
+func (h *Host) unclaimed(tag string, down []string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if now := descendants(tag, h.family()); !slices.Equal(now, down) {
+		return hint(fmt.Errorf("%w: what stands on it has changed: %s", ErrBusy, strings.Join(now, ", ")), "try again")
+	}
+	for b, parent := range h.parents {
+		if parent == tag || slices.Contains(down, parent) {
+			return hint(fmt.Errorf("%w: a capture of sandbox %s that will stand on %s is in progress", ErrBusy, b.s.id, parent),
+				"try again when that is over")
+		}
+	}
+	return nil
 }
 
 // removeFailed forgets a branch that failed.

@@ -52,7 +52,11 @@ func (h *Host) Suspend(ctx context.Context, id string) (View, error) {
 
 func (h *Host) suspend(ctx context.Context, s *sandbox) error {
 	b := &branch{h: h, s: s, mode: BranchDiff, reason: "suspended", w: &writing{}}
-	b.parent, b.cut = h.parentOf(s)
+	forget, err := b.findParent()
+	if err != nil {
+		return err
+	}
+	defer forget()
 	paused := s.is(lineage.Paused)
 	// Its processes stay frozen from the capture on: what they did after it would be lost.
 	if err := b.snap(ctx, !paused); err != nil {
