@@ -119,6 +119,25 @@ func TestRefusal(t *testing.T) {
 	<-done
 }
 
+// TestEach: what was refused, what was done and what nobody knows of are told apart.
+func TestEach(t *testing.T) {
+	c, p := connect(t)
+	go func() {
+		a, b := p.hear(), p.hear()
+		p.hear()
+		p.say(`{"return": {}, "id": "` + a.ID + `"}`)
+		p.say(`{"error": {"class": "GenericError", "desc": "no"}, "id": "` + b.ID + `"}`)
+		p.conn.Close()
+	}()
+	errs := c.Each(t.Context(), []qmp.Command{{Name: "stop"}, {Name: "migrate"}, {Name: "cont"}})
+	if refused, ok := errors.AsType[*qmp.Error](errs[1]); errs[0] != nil || !ok || refused.Command != "migrate" {
+		t.Errorf("errors %v, want none of the first and a refusal of the second", errs)
+	}
+	if !errors.Is(errs[2], qmp.ErrClosed) {
+		t.Errorf("the third has %v, want ErrClosed", errs[2])
+	}
+}
+
 func TestPeerGone(t *testing.T) {
 	c, p := connect(t)
 	go func() {
