@@ -311,11 +311,12 @@ func (c *hotCache) restore(adopted []*adoption) map[string]*hotImage {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	records := newestRecords(adopted)
 	images := map[string]*hotImage{}
 	for _, a := range adopted {
 		for _, rec := range a.record.Images {
 			if _, ok := images[rec.Key]; !ok {
-				images[rec.Key] = c.restoreOne(rec, images, pool)
+				images[rec.Key] = c.restoreOne(records[rec.Key], images, pool)
 			}
 		}
 		e := images[a.record.Hot]
@@ -325,6 +326,22 @@ func (c *hotCache) restore(adopted []*adoption) map[string]*hotImage {
 		}
 	}
 	return images
+}
+
+// newestRecords are what is known of the images, by key. One that had pages over another's memory may have got its own
+// after some machines were restored from it, and their records do not say so. What a machine has of its own is right over
+// that as well as over what it maps itself, but not the other way round: the pages are lacking there.
+func newestRecords(adopted []*adoption) map[string]imageRecord {
+	records := map[string]imageRecord{}
+	for _, a := range adopted {
+		for _, rec := range a.record.Images {
+			have, ok := records[rec.Key]
+			if !ok || have.Pages && !rec.Pages && slices.Equal(have.Below, rec.Below) {
+				records[rec.Key] = rec
+			}
+		}
+	}
+	return records
 }
 
 // restoreOne makes a hot image of its record. The caller holds mu; what it stands on is in images already.
@@ -409,6 +426,10 @@ func (h *Host) Leave(ctx context.Context) error {
 		}
 	}
 	h.die()
+	// A copy that was cut short lets its machine run well again. That needs the machine, which is given up below.
+	for _, w := range unsettled {
+		<-w.settled
+	}
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
 	for i, s := range all {

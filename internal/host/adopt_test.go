@@ -463,6 +463,115 @@ func TestPagesEndWithTheirDaemon(t *testing.T) {
 	}
 }
 
+// TestFlattenedImageIsRestored: what machines have of their own that map the memory which an image got of its own is not
+// over the memory that those before them map, whichever is adopted first.
+func TestFlattenedImageIsRestored(t *testing.T) {
+	h, _ := adoptingHost(t)
+	source := h.sandboxOf(t, h.one(t, ForkSpec{}).ID)
+	m := source.machine.(*held)
+	m.mu.Lock()
+	copy(m.memory[16<<10:], bytes.Repeat([]byte("own"), 100<<10))
+	m.mu.Unlock()
+	mustBranch(t, h, source.id, "x", BranchDiff)
+	fork := func(n int) *sandbox {
+		results, err := h.Fork(t.Context(), ForkSpec{Tag: "x", N: n})
+		if err != nil || results[0].Err != nil {
+			t.Fatal(err, results)
+		}
+		return h.sandboxOf(t, results[0].Sandbox.ID)
+	}
+	before, after := fork(1), fork(2)
+	if before.hot != after.hot || before.mapped == after.mapped {
+		t.Fatalf("the image was not given memory of its own: both map %+v", before.mapped)
+	}
+	adoptions := func(all ...*sandbox) (list []*adoption) {
+		for _, s := range all {
+			rec := readBack(t, s.dir)
+			image, err := s.machine.(*held).image.Share()
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, &adoption{record: rec, memory: image})
+		}
+		return list
+	}
+	for _, order := range [][]*sandbox{{before, after}, {after, before}} {
+		list := adoptions(order...)
+		c := newHotCache(h)
+		images := c.restore(list)
+		e := images[list[0].record.Hot]
+		if id, err := e.checkpoint.Memory.ID(); err != nil || id != after.mapped || e.users != 2 {
+			t.Errorf("branches would be over %+v, %v, with %d users; want %+v", id, err, e.users, after.mapped)
+		}
+		for _, a := range list {
+			a.closeMemory()
+		}
+		for _, e := range c.entries {
+			if e.checkpoint != nil {
+				closeMemory(e.checkpoint)
+			}
+		}
+	}
+}
+
+func readBack(t *testing.T, dir string) *machineRecord {
+	t.Helper()
+	text, err := os.ReadFile(layout.MachineRecord(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := parseRecord(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+// TestLeaveEndsCopiesFirst: a machine is not given up before the copy of its memory has been ended well: it would hang
+// until another daemon comes.
+func TestLeaveEndsCopiesFirst(t *testing.T) {
+	h, e := adoptingHost(t)
+	id := h.one(t, ForkSpec{}).ID
+	m := h.sandboxOf(t, id).machine.(*held)
+	given := make(chan bool, 1)
+	e.capture = func(step string) error {
+		if step != "finish" {
+			return nil
+		}
+		<-h.life.Done()
+		grace := time.NewTimer(100 * time.Millisecond)
+		defer grace.Stop()
+		select {
+		case <-m.gone:
+			given <- true
+		case <-grace.C:
+			given <- false
+		}
+		return context.Canceled
+	}
+	if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x", NoWait: true}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := h.Leave(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Leave: %v", err)
+	}
+	if <-given {
+		t.Error("the machine was given up in the middle of a copy")
+	}
+	next, err := Open(t.Context(), h.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err := next.Snapshot("x"); err != nil || v.Status != lineage.FailedSnap {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if err := next.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestInterruptedStart: a daemon told to stop while it starts ends nothing.
 func TestInterruptedStart(t *testing.T) {
 	h, e := adoptingHost(t)

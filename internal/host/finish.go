@@ -24,6 +24,8 @@ func (b *branch) finish(ctx context.Context, free, done func()) {
 	var m store.Snapshot
 	if err == nil {
 		m, err = b.complete(ctx, free)
+	} else {
+		err = errors.Join(err, b.abandon())
 	}
 	if err != nil {
 		err = b.h.explainFull(err)
