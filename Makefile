@@ -23,8 +23,8 @@ help: ## list the targets
 .PHONY: all
 all: build lint test-fast ## build, lint and the tests that need no VM
 
-.PHONY: setup-build setup-demo setup-test
-setup-build setup-demo setup-test: setup-%:
+.PHONY: setup-build setup-demo setup-test setup-soak
+setup-build setup-demo setup-test setup-soak: setup-%:
 	@scripts/setup $*
 
 .PHONY: agent
@@ -55,8 +55,13 @@ test-fast: setup-build ## every test that needs no VM: about a minute
 test-vm: build ## the tests that start VMs, as this user and, when that is root, again without privileges
 	scripts/test-vm $(TESTFLAGS)
 
+.PHONY: test-newer-qemu
+test-newer-qemu: setup-soak build ## captures and branches on the next Debian's QEMU, in a chroot, as root: half an hour
+	scripts/test-newer-qemu $(TESTFLAGS)
+
 .PHONY: soak
-soak: setup-test build ## the long counts: hundreds of boots, ten-minute drifts; takes hours
+soak: setup-soak build ## the long counts: hundreds of boots, ten-minute drifts; a newer QEMU; takes hours
+	scripts/test-newer-qemu
 	FORKD_SOAK=1 $(GO) test -count=1 -v -p 1 -timeout 12h $(TESTFLAGS) $$(scripts/vm-packages)
 
 .PHONY: lint
