@@ -36,7 +36,8 @@ func fileID(f *os.File) (ID, error) {
 // only if it is sealed like one: what it holds is what it held when it was sealed. Whether it is the one expected its
 // ID tells: a process can seal what it likes.
 func OpenImage(path string, size int64) (*Image, error) {
-	f, err := os.Open(path)
+	// Not blocking: were it a pipe, opening it would wait for a writer, who need not come.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open memory image: %w", err)
 	}

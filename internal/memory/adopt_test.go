@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 func descriptorPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
@@ -60,5 +62,12 @@ func TestOpenImage(t *testing.T) {
 	}
 	if _, err := OpenImage(plain, 2*PageSize); err == nil {
 		t.Error("an ordinary file was taken for an image")
+	}
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenImage(pipe, 2*PageSize); err == nil { // at once, though nobody writes it
+		t.Error("a pipe was taken for an image")
 	}
 }

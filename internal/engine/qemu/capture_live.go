@@ -91,7 +91,8 @@ func (l *liveCapture) prepare(ctx context.Context, ram *memory.Process) (*os.Fil
 // missing in the page tables is read from outside. QEMU reads all of it before it protects as well, but in the pause.
 func (m *machine) populate(ctx context.Context, ram *memory.Process) error {
 	if !m.collapsed {
-		image, err := os.Open(procFD(m.process.PID(), fdRAM))
+		// Not blocking: what the process has there is up to it, and opening a pipe would wait for a writer.
+		image, err := os.OpenFile(procFD(m.process.PID(), fdRAM), os.O_RDONLY|unix.O_NONBLOCK, 0)
 		if err != nil {
 			return err
 		}

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/engine/qemu/qmp"
 )
@@ -99,6 +101,28 @@ func TestResumeAfterItsTime(t *testing.T) {
 	}
 	if line := <-heard; !strings.Contains(line, `"cont"`) {
 		t.Errorf("QEMU heard %q", line)
+	}
+}
+
+// TestInsistOn: a VM process that never lets a request through must not keep the daemon for ever.
+func TestInsistOn(t *testing.T) {
+	for name, tt := range map[string]struct {
+		answers []unix.Errno // the last for ever
+		want    error
+	}{
+		"at once":     {[]unix.Errno{0}, nil},
+		"changing":    {[]unix.Errno{unix.EAGAIN, unix.EINTR, unix.EAGAIN, 0}, nil},
+		"refused":     {[]unix.Errno{unix.EAGAIN, unix.ENOENT}, unix.ENOENT},
+		"all changes": {[]unix.Errno{unix.EAGAIN}, unix.EAGAIN},
+	} {
+		n := 0
+		err := insistOn(func() unix.Errno {
+			n++
+			return tt.answers[min(n, len(tt.answers))-1]
+		})
+		if !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", name, err, tt.want)
+		}
 	}
 }
 

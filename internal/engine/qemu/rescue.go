@@ -56,6 +56,21 @@ func rescueProcess(pid int) error {
 	return nil
 }
 
+// uffdTries is how often a request is repeated that the kernel refuses while the process's mappings are changing. That
+// takes microseconds, but a process that wants to can make it last.
+const uffdTries = 10_000
+
+func insistOn(request func() unix.Errno) error {
+	errno := unix.EAGAIN
+	for n := 0; n < uffdTries && (errno == unix.EAGAIN || errno == unix.EINTR); n++ {
+		errno = request()
+	}
+	if errno == 0 {
+		return nil
+	}
+	return errno
+}
+
 // userfaultfds are the numbers of a process's userfaultfd descriptors.
 func userfaultfds(pid int) ([]int, error) {
 	dir := "/proc/" + strconv.Itoa(pid) + "/fd"

@@ -40,6 +40,10 @@ const window = 1 << 20
 // roomToRead is what must be free of the window, so that reads stay long.
 const roomToRead = 64 << 10
 
+// streamSlack is how much longer a stream may be than twice the RAM: the other blocks, which a process names as large as it
+// likes, and the device state. Without a bound one that never ends would be read for ever, and its sandbox be busy.
+const streamSlack = 512 << 20
+
 // maxRun is how many pages one pwritev may take (IOV_MAX).
 const maxRun = 1024
 
@@ -90,7 +94,8 @@ type drainer struct {
 
 	buf        []byte
 	start, end int   // what is unread of buf
-	read       int64 // bytes taken from r, for messages
+	read       int64 // bytes taken from r
+	most       int64 // of them that there can be
 
 	run    [][]byte // pages that lie in buf and are not written yet
 	runOff int64    // place of the first
@@ -114,7 +119,7 @@ func drain(r io.Reader, sink pageSink, size int64, tell streamNews) ([]byte, err
 	pages := size / memory.PageSize
 	d := &drainer{
 		r: r, sink: sink, size: size, tell: tell, buf: make([]byte, min(window, size+2*roomToRead)), run: make([][]byte, 0, maxRun),
-		seen: make([]uint64, (pages+63)/64), left: pages, blocks: map[string]int64{},
+		seen: make([]uint64, (pages+63)/64), left: pages, blocks: map[string]int64{}, most: 2*size + streamSlack,
 	}
 	state, err := d.drain()
 	if err != nil {
@@ -366,6 +371,9 @@ func (d *drainer) take(n int) ([]byte, error) {
 // need reads until n bytes are in the window.
 func (d *drainer) need(n int) error {
 	for d.end-d.start < n {
+		if d.read > d.most {
+			return fmt.Errorf("a stream of more than %d bytes for %d bytes of RAM", d.most, d.size)
+		}
 		if len(d.buf)-d.end < roomToRead {
 			// Pages that wait lie in the window. Not before it is full: a call for many pages costs little more than one.
 			if err := d.flush(); err != nil {

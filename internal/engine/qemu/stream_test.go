@@ -105,6 +105,36 @@ func goodStream() []byte {
 
 var deviceState = []byte("\x04device state\x00")
 
+// TestEndlessStream is given up, whatever it says.
+func TestEndlessStream(t *testing.T) {
+	w := &streamWriter{}
+	w.start("ram")
+	w.list("ram", testRAM, "pc.bios", memory.PageSize)
+	w.end()
+	part := &streamWriter{}
+	for range 100 {
+		part.part(sectionPart)
+		part.page("pc.bios", 0, testPage(1))
+		part.end()
+	}
+	r := io.MultiReader(bytes.NewReader(w.Bytes()), &again{b: part.Bytes()})
+	if _, err := drain(r, make(sliceSink, testRAM), testRAM, streamNews{}); err == nil || !strings.Contains(err.Error(), "more than") {
+		t.Errorf("drain: %v", err)
+	}
+}
+
+// again reads the same for ever.
+type again struct {
+	b  []byte
+	at int
+}
+
+func (r *again) Read(p []byte) (int, error) {
+	n := copy(p, r.b[r.at:])
+	r.at = (r.at + n) % len(r.b)
+	return n, nil
+}
+
 // sliceSink is RAM in a slice; it refuses what does not fit.
 type sliceSink []byte
 

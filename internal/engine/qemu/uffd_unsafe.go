@@ -40,17 +40,12 @@ type uffdProtectArg struct {
 
 // uffdIoctl makes one request of a userfaultfd, also of another process's: the kernel knows whose memory it is.
 func uffdIoctl(fd int, request uintptr, arg unsafe.Pointer) error {
-	for {
+	return insistOn(func() unix.Errno {
 		// SAFETY: arg points to the struct the request takes, which is alive until the call returns: the callers pass
 		// the address of a variable of theirs. Addresses within it are the other process's and are not followed here.
 		_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(arg))
-		if errno == 0 {
-			return nil
-		}
-		if errno != unix.EAGAIN && errno != unix.EINTR { // Else the process's mappings are changing at this moment.
-			return errno
-		}
-	}
+		return errno
+	})
 }
 
 // release takes the protection from the ranges and wakes who waits, then ends their registration. Ending it alone wakes
@@ -60,6 +55,9 @@ func release(uffd int, ranges []addresses) error {
 	for _, r := range ranges {
 		protect := uffdProtectArg{at: r}
 		if err := uffdIoctl(uffd, uffdioProtect, unsafe.Pointer(&protect)); err != nil {
+			if errors.Is(err, unix.EAGAIN) {
+				return fmt.Errorf("unprotect: the process changes its mappings all the time: %w", err)
+			}
 			if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
 				errs = append(errs, fmt.Errorf("unprotect: %w", err))
 			}
