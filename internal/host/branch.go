@@ -122,6 +122,9 @@ func (h *Host) branchMode(ctx context.Context, asked BranchMode) (mode BranchMod
 
 // take does everything up to the moment when the source runs again, and leaves the rest to a goroutine.
 func (b *branch) take(ctx context.Context, spec BranchSpec) error {
+	if err := b.h.catchUp(ctx, b.s); err != nil {
+		return err
+	}
 	defer b.undo.Run() // nothing, once the goroutine has taken over
 	release, err := b.h.hold(spec.Tag, branchWhat)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"forkd.dev/forkd/internal/disk"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/layer"
@@ -389,6 +390,46 @@ func (c *hotCache) usersOf(e *hotImage) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return e.users
+}
+
+// TestBranchWaitsForALongDisk: branches that follow each other closely do not make a machine's chain of disks ever longer.
+func TestBranchWaitsForALongDisk(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	id := forkOneOf(t, h, fakeTag)
+	mustBranch(t, h, id, "a", BranchAuto)
+	s := h.sandboxOf(t, id)
+	busy := &writing{
+		m: store.Snapshot{Tag: "busy", Branch: &store.Branch{From: id}}, status: lineage.Writing, settled: make(chan struct{}),
+	}
+	s.mu.Lock()
+	for len(s.disks) <= maxBehind {
+		top := diskPath(s.dir, s.nextDisk)
+		if err := disk.CreateOverlay(top, s.disks[len(s.disks)-1], "qcow2"); err != nil {
+			t.Fatal(err)
+		}
+		s.disks, s.nextDisk = append(s.disks, top), s.nextDisk+1
+	}
+	s.cut, s.writing = len(s.disks)-1, 1 // as if a were of now
+	s.mu.Unlock()
+	h.mu.Lock()
+	h.writing["busy"] = busy
+	h.mu.Unlock()
+	impatient, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := h.Branch(impatient, id, BranchSpec{Tag: "b"}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a branch did not wait for the one that reads its disk: %v", err)
+	}
+	h.mu.Lock()
+	delete(h.writing, "busy")
+	h.mu.Unlock()
+	s.writers(-1)
+	close(busy.settled)
+	mustBranch(t, h, id, "b", BranchAuto)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.disks) > 3 {
+		t.Errorf("the machine has %d disk files", len(s.disks))
+	}
 }
 
 func TestNoWaitAndForkOfWriting(t *testing.T) {

@@ -264,6 +264,35 @@ func (s *sandbox) branched(m store.Snapshot, cut int) {
 // holds are made one: a machine's chain never gets longer than 16 together with what is below.
 const maxOwnDisks = 6
 
+// maxBehind is how many disk files of its own a machine may have before its next branch waits until those being written are
+// done with them, so that they can be made fewer: branches that follow each other closely would leave no moment for it.
+const maxBehind = 10
+
+// catchUp has a sandbox's disk shortened before a branch makes it longer, if it has got too long.
+func (h *Host) catchUp(ctx context.Context, s *sandbox) error {
+	s.mu.Lock()
+	behind := len(s.disks) > maxBehind
+	s.mu.Unlock()
+	if !behind {
+		return nil
+	}
+	var all []*writing
+	h.mu.Lock()
+	for _, w := range h.writing {
+		if w.status == lineage.Writing && w.m.Branch != nil && w.m.Branch.From == s.id {
+			all = append(all, w)
+		}
+	}
+	h.mu.Unlock()
+	for _, w := range all {
+		if err := w.wait(ctx); ctx.Err() != nil { // else it has failed, and says so to whom it concerns
+			return err
+		}
+	}
+	h.shorten(s) //nolint:contextcheck // To be cut short by the caller is no use to anybody.
+	return nil
+}
+
 // shorten makes a sandbox's own disk files below its latest branch one file, with the machine running on, when they have
 // become many. Nobody else uses them then. A failure is only logged: the next branch tries again.
 func (h *Host) shorten(s *sandbox) {
