@@ -55,8 +55,10 @@ type branch struct {
 	mode   BranchMode
 	reason string // of the mode
 
-	parent  *origin // what the snapshot will stand on
-	cut     int     // how many of the source's own disk files the parent holds already
+	from    *origin        // what the lowest of the source's own disk files stands on
+	parent  *origin        // what the snapshot will stand on
+	cut     int            // how many of the source's own disk files the parent holds already
+	machine engine.Machine // that was captured; the source may have another by the end
 	capture *engine.Capture
 	frozen  time.Duration // the source's processes stood still
 	disks   []string      // those, the lowest first
@@ -223,6 +225,7 @@ func (b *branch) snap(ctx context.Context, stay bool) error {
 	below := s.disks[len(s.disks)-1]
 	s.nextDisk++
 	s.mu.Unlock()
+	b.machine = machine
 	capturer, ok := machine.(engine.Capturer)
 	if !ok {
 		return fmt.Errorf("%w: its machine cannot be captured while it runs", ErrUnsupported)
@@ -375,6 +378,9 @@ func (b *branch) findParent() (forget func(), err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	b.parent, b.cut = h.parentOf(b.s)
+	b.s.mu.Lock()
+	b.from = b.s.from
+	b.s.mu.Unlock()
 	if h.busy[b.parent.tag] == removeWhat { // it, or what it stands on
 		return nil, hint(fmt.Errorf("snapshot %s, which it would stand on: %w: %s is in progress", b.parent.tag, ErrBusy, removeWhat),
 			"try again when that is over")

@@ -432,6 +432,29 @@ func TestBranchWaitsForALongDisk(t *testing.T) {
 	}
 }
 
+// TestBranchOfEarlierMachine: a branch that becomes ready when its source was suspended and woken meanwhile is not what
+// the source's next branch stands on: what was written between the two is in neither.
+func TestBranchOfEarlierMachine(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	id := forkOneOf(t, h, fakeTag)
+	s := h.sandboxOf(t, id)
+	captured := s.machine
+	a := mustBranch(t, h, id, "a", BranchAuto)
+	if s.latest == nil {
+		t.Error("a branch of its machine is not its latest")
+	}
+	for _, step := range []func(context.Context, string) (View, error){h.Suspend, h.Wake} {
+		v, err := step(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.branched(a.Snapshot, captured, 1) // as one that was being written all the time
+		if s.latest != nil || s.cut != 0 {
+			t.Errorf("%s: its next branch would stand on %s and leave out %d of its disk files", v.State, s.latest.Tag, s.cut)
+		}
+	}
+}
+
 func TestNoWaitAndForkOfWriting(t *testing.T) {
 	e := newFakeEngine()
 	gate := make(chan struct{})

@@ -177,7 +177,7 @@ func (b *branch) writeDisk(ctx context.Context, parent store.Snapshot) (layer.In
 	if b.mode != BranchFull {
 		return disk.SaveOverlays(ctx, b.h.layers, b.disks[b.cut:], parent.Disk)
 	}
-	from, err := b.s.from.settled(ctx, b.h) // what the lowest of the source's own files stands on
+	from, err := b.from.settled(ctx, b.h) // not what the source has now: it may have been suspended and woken since
 	if err != nil {
 		return layer.Info{}, err
 	}
@@ -229,7 +229,7 @@ func (h *Host) settle(b *branch, m store.Snapshot, err error) (changed []*sandbo
 	if err := h.store.EndSnapshot(tag); err != nil {
 		h.log.Warn("forget that a snapshot was being written", "snapshot", tag, "error", err)
 	}
-	b.s.branched(m, len(b.disks))
+	b.s.branched(m, b.machine, len(b.disks))
 	changed = []*sandbox{b.s}
 	for _, s := range h.sandboxes {
 		if s.bornOf(b.w, m) {
@@ -250,11 +250,15 @@ func (s *sandbox) bornOf(w *writing, m store.Snapshot) bool {
 	return true
 }
 
-// branched notes a branch that became ready.
-func (s *sandbox) branched(m store.Snapshot, cut int) {
+// branched notes a branch that became ready. One of a machine that was suspended since says nothing of the disk of the
+// machine that was woken.
+func (s *sandbox) branched(m store.Snapshot, of engine.Machine, cut int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.branches++
+	if s.machine != of {
+		return
+	}
 	if s.latest == nil || s.latest.CreatedAt.Before(m.CreatedAt) {
 		s.latest, s.cut = &m, cut
 	}
