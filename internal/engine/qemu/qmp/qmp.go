@@ -246,7 +246,11 @@ func (c *Client) send(ctx context.Context, cmds []Command, ids []string, waits [
 		if cmd.File != nil {
 			oob = unix.UnixRights(int(cmd.File.Fd()))
 		}
-		if _, _, err := c.conn.WriteMsgUnix(buf.Bytes(), oob, nil); err != nil {
+		n, _, err := c.conn.WriteMsgUnix(buf.Bytes(), oob, nil)
+		if err != nil && n == 0 && ctx.Err() != nil {
+			return context.Cause(ctx) // What was sent before is whole.
+		}
+		if err != nil {
 			_ = c.conn.Close()
 			return fmt.Errorf("send %s to QEMU: %w", cmd.Name, c.closedBecause(err))
 		}

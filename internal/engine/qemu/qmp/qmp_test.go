@@ -195,6 +195,19 @@ func TestCallerWhoGaveUp(t *testing.T) {
 
 // TestEndlessPeer: a peer that never ends a line must not make the daemon grow, one that floods it with events must
 // not stop it from hearing answers.
+// TestCallersWhoGiveUpWhileSending: the end of a caller's context at the moment of a write costs the others nothing.
+func TestCallersWhoGiveUpWhileSending(t *testing.T) {
+	client, p := connect(t)
+	go func() { _, _ = io.Copy(io.Discard, p.conn) }()
+	for range 20000 {
+		ctx, cancel := context.WithCancel(t.Context())
+		go cancel()
+		if err := client.Do(ctx, qmp.Command{Name: "query-status"}, nil); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestEndlessPeer(t *testing.T) {
 	c, p := connect(t)
 	done := make(chan struct{})
