@@ -174,29 +174,40 @@ func (b *branch) take(ctx context.Context, spec BranchSpec) error {
 	return nil
 }
 
-// reserve admits the memory of the branch and makes its place among the hot images.
-func (b *branch) reserve(tag string) error {
+// admit says how much memory the copy takes, or that the host has not so much.
+func (b *branch) admit() (bytes int64, err error) {
 	b.s.mu.Lock()
-	bytes, hot := b.s.format.MemoryBytes, b.s.hot
+	bytes = b.s.format.MemoryBytes
 	pid := b.s.machine.Ref().PID
-	format := b.s.format
 	b.s.mu.Unlock()
 	if b.mode != BranchLive {
 		// What is the machine's own is copied; the rest of its process's own memory makes this a little too much.
 		usage, err := memory.Measure(pid)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		bytes = min(bytes, usage.OwnBytes)
 	}
 	available, err := b.h.cfg.Available()
 	if err != nil {
-		return fmt.Errorf("read available memory: %w", err)
+		return 0, fmt.Errorf("read available memory: %w", err)
 	}
 	if bytes+reserve > available {
-		return hint(fmt.Errorf("%w: the copy of its memory needs %s, the host has %s available", ErrExhausted, mib(bytes),
+		return 0, hint(fmt.Errorf("%w: the copy of its memory needs %s, the host has %s available", ErrExhausted, mib(bytes),
 			mib(available)), "end some sandboxes with: forkd kill ID")
 	}
+	return bytes, nil
+}
+
+// reserve admits the memory of the branch and makes its place among the hot images.
+func (b *branch) reserve(tag string) error {
+	bytes, err := b.admit()
+	if err != nil {
+		return err
+	}
+	b.s.mu.Lock()
+	hot, format := b.s.hot, b.s.format
+	b.s.mu.Unlock()
 	image, err := b.h.hot.begin(tag, "branch-"+newID(), bytes, hot)
 	if err != nil {
 		return err

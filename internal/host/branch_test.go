@@ -455,6 +455,23 @@ func TestBranchOfEarlierMachine(t *testing.T) {
 	}
 }
 
+// TestCopyIsAdmitted: both make a copy of memory, and a host that has no room for it must not learn so by its OOM killer.
+func TestCopyIsAdmitted(t *testing.T) {
+	available := int64(64 << 30)
+	h := fakeHost(t, newFakeEngine(), func(c *Config) { c.Available = func() (int64, error) { return available, nil } })
+	id := forkOneOf(t, h, fakeTag)
+	available = reserve
+	if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x"}); !errors.Is(err, ErrExhausted) {
+		t.Errorf("branch: %v", err)
+	}
+	if _, err := h.Suspend(t.Context(), id); !errors.Is(err, ErrExhausted) {
+		t.Errorf("suspend: %v", err)
+	}
+	if v, err := h.Sandbox(id); err != nil || v.State != lineage.Running || machineOf(t, h, id).frozen {
+		t.Errorf("the sandbox is %s, %v", v.State, err)
+	}
+}
+
 func TestNoWaitAndForkOfWriting(t *testing.T) {
 	e := newFakeEngine()
 	gate := make(chan struct{})

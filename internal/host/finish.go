@@ -293,7 +293,7 @@ func (h *Host) catchUp(ctx context.Context, s *sandbox) error {
 			return err
 		}
 	}
-	h.shorten(s) //nolint:contextcheck // To be cut short by the caller is no use to anybody.
+	h.shorten(s)
 	return nil
 }
 

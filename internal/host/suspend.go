@@ -57,6 +57,9 @@ func (h *Host) suspend(ctx context.Context, s *sandbox) error {
 		return err
 	}
 	defer forget()
+	if _, err := b.admit(); err != nil {
+		return err
+	}
 	paused := s.is(lineage.Paused)
 	// Its processes stay frozen from the capture on: what they did after it would be lost.
 	if err := b.snap(ctx, !paused); err != nil {
