@@ -167,12 +167,13 @@ func pauseContext(ctx context.Context) (context.Context, context.CancelFunc) {
 		fmt.Errorf("QEMU does not answer for %s", resumeLimit))
 }
 
-// run lets the CPUs run again, unless a user has paused the machine.
+// run lets the CPUs run again, unless a user has paused the machine. It has time of its own: a QEMU that took all of the
+// pause's to answer carries out what it was told some time, and must be told this, too.
 func (m *machine) run(ctx context.Context) error {
 	if m.paused {
 		return nil
 	}
-	return m.monitor.Do(ctx, qmp.Command{Name: "cont"}, nil)
+	return m.order(ctx, false)
 }
 
 // first is the first error there is.

@@ -89,7 +89,7 @@ func (c *diffCapture) take(ctx context.Context) (captured *engine.Captured, paus
 	if err = first(errs); err == nil {
 		pages, err = c.copy(ctx)
 	}
-	err = errors.Join(err, c.resume(ctx))
+	err = errors.Join(err, m.run(ctx))
 	pause = time.Since(stopped)
 	var state []byte
 	if err == nil {
@@ -99,14 +99,6 @@ func (c *diffCapture) take(ctx context.Context) (captured *engine.Captured, paus
 		return nil, 0, c.fail(ctx, err, pages, moved)
 	}
 	return &engine.Captured{Format: m.format, State: state, Pages: pages}, pause, nil
-}
-
-// resume lets the machine run. It has time of its own: a QEMU that took all of the pause's to answer carries out what it
-// was told some time, and must be told this, too.
-func (c *diffCapture) resume(ctx context.Context) error {
-	ctx, cancel := pauseContext(ctx)
-	defer cancel()
-	return c.m.run(ctx)
 }
 
 func (c *diffCapture) copy(ctx context.Context) (*memory.Pages, error) {

@@ -86,8 +86,8 @@ func TestResumeAfterItsTime(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer peer.Close()
-	c := &diffCapture{m: &machine{monitor: qmp.New(conn)}}
-	defer c.m.monitor.Close()
+	m := &machine{monitor: qmp.New(conn)}
+	defer m.monitor.Close()
 	heard := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(peer).ReadString('\n')
@@ -96,7 +96,7 @@ func TestResumeAfterItsTime(t *testing.T) {
 	}()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := c.resume(ctx); err != nil {
+	if err := m.run(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if line := <-heard; !strings.Contains(line, `"cont"`) {

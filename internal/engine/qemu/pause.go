@@ -2,6 +2,7 @@ package qemu
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"forkd.dev/forkd/internal/engine/qemu/qmp"
@@ -25,16 +26,24 @@ func (m *machine) setPaused(ctx context.Context, paused bool) error {
 		return err
 	}
 	defer m.release()
+	if err := m.order(ctx, paused); err != nil {
+		if refused(err) == nil {
+			return err
+		}
+		// QEMU may carry it out yet, when nobody counts on it any more.
+		return errors.Join(err, m.order(ctx, m.paused))
+	}
+	m.paused = paused
+	return nil
+}
+
+// order has the CPUs stand still or run. It is not cut short by the caller: what was sent is done, and paused must say so.
+func (m *machine) order(ctx context.Context, paused bool) error {
+	ctx, cancel := pauseContext(ctx)
+	defer cancel()
 	command := "cont"
 	if paused {
 		command = "stop"
 	}
-	// Not cut short by the caller: what was sent is done, and paused must say so.
-	ctx, cancel := pauseContext(ctx)
-	defer cancel()
-	if err := m.monitor.Do(ctx, qmp.Command{Name: command}, nil); err != nil {
-		return err
-	}
-	m.paused = paused
-	return nil
+	return m.monitor.Do(ctx, qmp.Command{Name: command}, nil)
 }
