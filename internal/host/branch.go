@@ -396,6 +396,10 @@ func (b *branch) findParent() (forget func(), err error) {
 		return nil, hint(fmt.Errorf("snapshot %s, which it would stand on: %w: %s is in progress", b.parent.tag, ErrBusy, removeWhat),
 			"try again when that is over")
 	}
+	if w := b.parent.writing; w != nil && w.status == lineage.FailedSnap { // said before its processes are frozen for nothing
+		return nil, hint(fmt.Errorf("snapshot %s, which it stands on: %w: it has %s: %w", b.parent.tag, lineage.ErrState,
+			lineage.FailedSnap, w.err), "copy what you need of the sandbox with: forkd cp")
+	}
 	h.parents[b] = b.parent.tag
 	return func() {
 		h.mu.Lock()

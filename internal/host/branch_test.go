@@ -472,6 +472,28 @@ func TestCopyIsAdmitted(t *testing.T) {
 	}
 }
 
+// TestNothingStandsOnAFailedBranch: what cannot be stored is not captured.
+func TestNothingStandsOnAFailedBranch(t *testing.T) {
+	e := newFakeEngine()
+	h := fakeHost(t, e, nil)
+	id := forkOneOf(t, h, fakeTag)
+	s := h.sandboxOf(t, id)
+	boom := errors.New("boom")
+	s.mu.Lock()
+	s.from = &origin{tag: "x", writing: &writing{status: lineage.FailedSnap, err: boom}}
+	s.mu.Unlock()
+	e.capture = func(string) error {
+		t.Error("it was captured")
+		return nil
+	}
+	if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "y"}); !errors.Is(err, lineage.ErrState) || !errors.Is(err, boom) {
+		t.Errorf("branch: %v", err)
+	}
+	if _, err := h.Suspend(t.Context(), id); !errors.Is(err, lineage.ErrState) {
+		t.Errorf("suspend: %v", err)
+	}
+}
+
 func TestNoWaitAndForkOfWriting(t *testing.T) {
 	e := newFakeEngine()
 	gate := make(chan struct{})
