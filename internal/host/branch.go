@@ -304,6 +304,7 @@ func (h *Host) around(ctx context.Context, s *sandbox, paused, stay bool,
 	thawed, thawErr := s.thaw(ctx, conn)
 	if thawErr != nil {
 		h.log.Warn("let a source's processes run again", "sandbox", s.id, "error", thawErr)
+		h.thawLater(s) //nolint:contextcheck // What it starts lives as long as the machine.
 		err = errors.Join(err, fmt.Errorf("let its processes run again: %w", thawErr))
 	}
 	return thawed, err
@@ -322,6 +323,43 @@ func (s *sandbox) thaw(ctx context.Context, conn *guest.Conn) (*wire.ThawReport,
 		return nil, err
 	}
 	return again.Thaw(ctx, s.id)
+}
+
+// thawLater goes on trying to let a sandbox's processes run, until they do or the machine is another's or nobody's.
+func (h *Host) thawLater(s *sandbox) {
+	s.mu.Lock()
+	machine := s.machine
+	s.mu.Unlock()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed || machine == nil {
+		return
+	}
+	h.wait.Go(func() {
+		ctx, stop := untilDead(h.life, machine)
+		defer stop()
+		tick := time.NewTicker(reachAgain)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			}
+			done, err := s.begin(ctx, lineage.Thawing)
+			if s.is(lineage.Paused) { // who lets it run lets its processes run
+				return
+			}
+			if err != nil {
+				continue // busy, maybe with what does the same
+			}
+			err = s.unfreeze(ctx)
+			done("")
+			if err == nil {
+				return
+			}
+		}
+	})
 }
 
 func (s *sandbox) writers(n int) {

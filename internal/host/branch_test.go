@@ -205,7 +205,33 @@ func TestDiskOfCaptureWithoutThaw(t *testing.T) {
 	}
 	refuse.Store(false)
 	mustBranch(t, h, id, "x", BranchAuto)
-	if source.frozen {
+	if source.isFrozen() {
+		t.Error("its processes are still frozen")
+	}
+}
+
+// TestProcessesAreLetRunLater: a source whose processes could not be let run after a capture does not stay so.
+func TestProcessesAreLetRunLater(t *testing.T) {
+	e := newFakeEngine()
+	var asked atomic.Int32
+	thawed := make(chan struct{})
+	e.thaw = func() *wire.Error {
+		switch asked.Add(1) {
+		case 1, 2:
+			return &wire.Error{Code: wire.CodeInternal, Message: "it is tired"}
+		case 3:
+			close(thawed)
+		}
+		return nil
+	}
+	h := fakeHost(t, e, nil)
+	id := forkOneOf(t, h, fakeTag)
+	if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x"}); err == nil {
+		t.Error("a branch whose source's processes stay frozen went well")
+	}
+	<-thawed
+	mustBranch(t, h, id, "x", BranchAuto) // waits until that is over
+	if machineOf(t, h, id).isFrozen() {
 		t.Error("its processes are still frozen")
 	}
 }

@@ -253,6 +253,12 @@ func (m *fakeMachine) setFrozen(frozen bool) {
 	m.frozen = frozen
 }
 
+func (m *fakeMachine) isFrozen() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.frozen
+}
+
 // set writes the machine's memory, as its guest would.
 func (m *fakeMachine) set(value string) {
 	m.mu.Lock()

@@ -110,7 +110,7 @@ func allocated(files []string) int64 {
 func (s *sandbox) begin(ctx context.Context, work lineage.Work) (done func(lineage.State), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for s.work == lineage.Shortening || s.work == lineage.Copying {
+	for s.work == lineage.Shortening || s.work == lineage.Copying || s.work == lineage.Thawing {
 		idle := s.idle
 		s.mu.Unlock()
 		select {

@@ -33,6 +33,7 @@ const (
 	// What the host does by itself while the sandbox runs, soon over: others wait for it.
 	Copying    Work = "copying of its memory"
 	Shortening Work = "shortening of its disk"
+	Thawing    Work = "letting its processes run"
 )
 
 // ErrState is wrapped by refusals of a transition or of an operation in a state.
@@ -66,6 +67,8 @@ func Begin(s State, doing, work Work) error {
 	switch work {
 	case Branching, Suspending, Shortening:
 		from = []State{Running, Paused}
+	case Thawing:
+		from = []State{Running}
 	case Pausing, Resuming:
 		from = []State{Running, Paused}
 	case Waking:
