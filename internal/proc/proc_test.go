@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -45,6 +46,17 @@ func child(out io.Writer, args []string) int {
 		signal.Notify(forever, syscall.SIGUSR1)
 		<-forever
 		return 0
+	case "tie": // starts a child of its own, says which, and dies without a word
+		p, err := Start(context.Background(), &Command{
+			Path: "/proc/self/exe", Env: []string{envChild + "=wait"}, Tied: args[1] == "true",
+		})
+		if err != nil {
+			fmt.Fprintln(out, err)
+			return 1
+		}
+		runtime.GC()
+		fmt.Fprintln(out, p.PID(), p.StartTime())
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
 	case "flood":
 		for {
 			if _, err := fmt.Fprintln(out, strings.Repeat("x", 1000)); err != nil {
@@ -166,6 +178,47 @@ func TestEnds(t *testing.T) {
 			t.Errorf("Err: %v, want nil after Kill", err)
 		}
 	})
+}
+
+// TestTied: a child that is tied ends with its daemon, and any other does not.
+func TestTied(t *testing.T) {
+	for _, tied := range []bool{true, false} {
+		p := start1(t, command(fmt.Sprintf("tie %v", tied)))
+		<-p.Done()
+		var pid int
+		var started uint64
+		if _, err := fmt.Sscan(string(p.Output()), &pid, &started); err != nil {
+			t.Fatalf("the daemon said %q: %v", p.Output(), err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		gone := false
+		for !gone && ctx.Err() == nil {
+			// It may be a zombie whose adopter is slow.
+			at, err := startTime(pid)
+			gone = err != nil || at != started || zombie(pid)
+			if !tied {
+				break
+			}
+		}
+		if gone != tied {
+			t.Errorf("tied %v: after its daemon's death it is gone: %v", tied, gone)
+		}
+		if err := Bury(ctx, pid, started); err != nil {
+			t.Error(err)
+		}
+	}
+	p := start1(t, &Command{Path: "/proc/self/exe", Env: []string{envChild + "=exit 0"}, Tied: true})
+	<-p.Done()
+	if err := p.Err(); err != nil {
+		t.Errorf("a tied child that ends by itself: %v", err)
+	}
+}
+
+func zombie(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return err == nil && strings.HasPrefix(rest, "Z")
 }
 
 func TestStartErrors(t *testing.T) {

@@ -29,6 +29,9 @@ type Command struct {
 	Confine *Confine
 	// MaxFiles bounds the child's descriptors; 0 leaves the daemon's limit.
 	MaxFiles uint64
+	// Tied has the kernel kill the child when the daemon dies. It occupies a thread of the daemon while the child runs, so
+	// it is for a short question to a program that would otherwise wait for ever.
+	Tied bool
 }
 
 // Confine names the only files a child may open, beyond descriptors it is given and its own /proc entries named
@@ -52,8 +55,8 @@ func ConfinementAvailable() (bool, string) {
 	return true, fmt.Sprintf("Landlock version %d", abi)
 }
 
-// Start starts a child in a session of its own. ctx bounds the call only. The child does not end with the daemon and
-// its output needs no reader: see Process.Output.
+// Start starts a child in a session of its own. ctx bounds the call only. Unless it is Tied the child does not end with
+// the daemon. Its output needs no reader: see Process.Output.
 func Start(ctx context.Context, cmd *Command) (*Process, error) {
 	p, err := start(ctx, cmd)
 	if err != nil {
@@ -77,12 +80,22 @@ func start(ctx context.Context, cmd *Command) (*Process, error) {
 	}
 	defer func() { _ = null.Close() }()
 	files := append([]*os.File{null, output.file, output.file}, cmd.Files...)
-	child, pidfd, err := spawn(cmd, files)
+	over := make(chan struct{})
+	child, pidfd, err := spawn(cmd, files, over)
 	if err != nil {
 		_ = output.close()
 		return nil, err
 	}
-	return hold(child, pidfd, output, cmd)
+	p, err := hold(child, pidfd, output, cmd)
+	if err != nil || !cmd.Tied {
+		close(over)
+		return p, err
+	}
+	go func() {
+		defer close(over)
+		<-p.Done()
+	}()
+	return p, nil
 }
 
 type spawned struct {
@@ -92,8 +105,9 @@ type spawned struct {
 }
 
 // spawn starts the child from a thread made for it: Landlock and no_new_privs belong to threads, are inherited by
-// children and can never be taken off again.
-func spawn(cmd *Command, files []*os.File) (*os.Process, int, error) {
+// children and can never be taken off again. For the kernel it is that thread whose death ends a tied child, so it stays
+// until over is closed.
+func spawn(cmd *Command, files []*os.File, over <-chan struct{}) (*os.Process, int, error) {
 	rules, err := confinement(cmd.Confine)
 	if err != nil {
 		return nil, -1, fmt.Errorf("confine: %w", err)
@@ -104,7 +118,11 @@ func spawn(cmd *Command, files []*os.File) (*os.Process, int, error) {
 	result := make(chan spawned, 1)
 	go func() {
 		runtime.LockOSThread() // Never unlocked: the thread ends with this goroutine instead of serving others.
-		result <- spawnHere(cmd, files, rules)
+		s := spawnHere(cmd, files, rules)
+		result <- s
+		if cmd.Tied && s.err == nil {
+			<-over
+		}
 	}()
 	s := <-result
 	return s.child, s.pidfd, s.err
@@ -139,11 +157,15 @@ func spawnHere(cmd *Command, files []*os.File, rules *os.File) spawned {
 		env = []string{} // os.StartProcess takes nil for the daemon's own, which may hold secrets.
 	}
 	pidfd := -1
+	sys := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
+	if cmd.Tied {
+		sys.Pdeathsig = syscall.SIGKILL
+	}
 	child, err := os.StartProcess(cmd.Path, append([]string{cmd.Path}, cmd.Args...), &os.ProcAttr{
 		Dir:   dir,
 		Env:   env,
 		Files: files,
-		Sys:   &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd},
+		Sys:   sys,
 	})
 	return spawned{child, pidfd, err}
 }

@@ -203,7 +203,7 @@ func outsideUsr(paths []string) []string {
 func ask(ctx context.Context, binary string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	p, err := proc.Start(ctx, &proc.Command{Path: binary, Args: args})
+	p, err := proc.Start(ctx, &proc.Command{Path: binary, Args: args, Tied: true})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
 	}
@@ -261,6 +261,7 @@ func askMonitor(ctx context.Context, h *host) (names, capabilities []string, err
 			"-chardev", "socket,id=qmp,fd=3", "-mon", "chardev=qmp,mode=control",
 		},
 		Files: []*os.File{theirs},
+		Tied:  true, // QEMU does not mind the end of its monitor's connection.
 	})
 	_ = theirs.Close()
 	if err != nil {
