@@ -24,7 +24,11 @@ import (
 const (
 	// repeatPreamble is how often the host knocks: bytes written before the guest has opened its port may be lost.
 	repeatPreamble = 50 * time.Millisecond
-	maxOpening     = 64
+	// firstPatience is how long a connection may stay unanswered before it is made anew; each further one gets twice as
+	// long. A port that missed its opening stays silent for as long as it is left open: seen, rarely, after a daemon had
+	// been killed in a capture.
+	firstPatience = 500 * time.Millisecond
+	maxOpening    = 64
 )
 
 // ErrProtocol says that the agent and this program cannot talk to each other.
@@ -40,6 +44,21 @@ type Conn struct {
 // Dial connects and returns once the agent has answered with the generation. It knocks until ctx ends, however long the
 // guest takes to boot; ctx does not bound the connection afterwards. An earlier connection to the same agent ends.
 func Dial(ctx context.Context, dial func(context.Context) (net.Conn, error), generation uint64) (*Conn, error) {
+	for patience := firstPatience; ; patience *= 2 {
+		attempt, cancel := context.WithTimeout(ctx, patience)
+		c, err := dialOnce(attempt, dial, generation)
+		tired := attempt.Err() != nil
+		cancel()
+		if err == nil || !tired {
+			return c, err
+		}
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("wait for guest agent's answer: %w", context.Cause(ctx))
+		}
+	}
+}
+
+func dialOnce(ctx context.Context, dial func(context.Context) (net.Conn, error), generation uint64) (*Conn, error) {
 	nc, err := dial(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("connect to guest agent: %w", err)

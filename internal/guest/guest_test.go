@@ -410,6 +410,29 @@ func TestDialIsBoundedByItsContext(t *testing.T) {
 	}
 }
 
+// TestSilentConnectionIsMadeAnew: one that is never answered costs a moment, not the caller's patience.
+func TestSilentConnectionIsMadeAnew(t *testing.T) {
+	h := start(t)
+	silent := 2
+	c, err := guest.Dial(t.Context(), func(ctx context.Context) (net.Conn, error) {
+		if silent == 0 {
+			return h.dial(ctx)
+		}
+		silent--
+		ours, theirs := net.Pipe()
+		go func() {
+			_, _ = io.Copy(io.Discard, theirs)
+			_ = theirs.Close()
+		}()
+		return ours, nil
+	}, 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	echo(t, c, "at the third attempt")
+}
+
 func TestUploadOfABrokenSource(t *testing.T) {
 	c := start(t).connect(t, 1)
 	broken := io.MultiReader(strings.NewReader("half"), iotest.ErrReader(io.ErrNoProgress))
