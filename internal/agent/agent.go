@@ -63,14 +63,17 @@ type Agent struct {
 	mu    sync.Mutex
 	phase string
 
+	idle chan chan func() // workers without work
+
 	// awakening is a token: quiesce, awaken, pivot and power-off exclude each other by it.
 	awakening chan struct{}
 	prepared  *prepared // of a machine whose user processes are frozen, else nil; needs awakening
+	spent     *prepared // of the last awakening, still to be closed; needs awakening
 }
 
 // New makes an agent. BootID is random for each start of the agent.
 func New(cfg Config, bootID string) *Agent {
-	a := &Agent{cfg: cfg, bootID: bootID, phase: cfg.Phase, handlers: map[string]wire.Handler{}, awakening: make(chan struct{}, 1)}
+	a := &Agent{cfg: cfg, bootID: bootID, phase: cfg.Phase, handlers: map[string]wire.Handler{}, awakening: make(chan struct{}, 1), idle: make(chan chan func(), maxIdle)}
 	for _, service := range cfg.Services {
 		for method, h := range service.Handlers() {
 			a.handlers[method] = a.whenReady(h)
@@ -87,6 +90,33 @@ func New(cfg Config, bootID string) *Agent {
 		wire.MethodPowerOff: a.alone(a.powerOff),
 	})
 	return a
+}
+
+// maxIdle is how many workers wait for the next call.
+const maxIdle = 4
+
+// run runs f beside the caller. It goes to a worker that is there already, if it can: one of a fork's parent, whose
+// stack has grown to what a call needs. A new one would begin with a small stack and run the code that moves it.
+func (a *Agent) run(f func()) {
+	select {
+	case w := <-a.idle:
+		w <- f
+	default:
+		go a.work(f)
+	}
+}
+
+func (a *Agent) work(f func()) {
+	w := make(chan func(), 1)
+	for {
+		f()
+		select {
+		case a.idle <- w:
+		default:
+			return
+		}
+		f = <-w
+	}
 }
 
 // whenReady refuses calls to services while there is no root file system.

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/agent/quick"
 )
 
 // Cgroups is the tree of user processes, <root>/user: one group for processes, one for each context. The agent is
@@ -124,16 +126,16 @@ func (c *Cgroups) Freeze(ctx context.Context) (*Frozen, error) {
 			continue // a context that is going away
 		}
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("open cgroup.freeze of %s: %w", name, err), f.Thaw())
+			return nil, errors.Join(fmt.Errorf("open cgroup.freeze of %s: %w", name, err), f.Thaw(), f.Close())
 		}
-		f.groups = append(f.groups, frozenGroup{name, fd})
+		f.groups = append(f.groups, frozenGroup{name: name, fd: fd})
 	}
 	if err := f.Refreeze(); err != nil {
-		return nil, errors.Join(err, f.Thaw())
+		return nil, errors.Join(err, f.Thaw(), f.Close())
 	}
 	for _, g := range f.groups {
 		if err := waitEvent(ctx, c.user(g.name), "frozen 1"); err != nil {
-			return nil, errors.Join(fmt.Errorf("freeze processes of %s: %w", g.name, err), f.Thaw())
+			return nil, errors.Join(fmt.Errorf("freeze processes of %s: %w", g.name, err), f.Thaw(), f.Close())
 		}
 	}
 	return f, nil
@@ -143,22 +145,37 @@ func (c *Cgroups) Freeze(ctx context.Context) (*Frozen, error) {
 type Frozen struct{ groups []frozenGroup }
 
 type frozenGroup struct {
-	name string
-	fd   int
+	name   string
+	fd     int
+	thawed bool
 }
 
-func (g frozenGroup) set(value string) error {
-	if _, err := unix.Pwrite(g.fd, []byte(value), 0); err != nil && !errors.Is(err, unix.ENODEV) {
+func (g *frozenGroup) set(value string) error {
+	if _, err := quick.Pwrite(g.fd, []byte(value), 0); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("write %s to cgroup.freeze of %s: %w", value, g.name, err)
 	}
+	g.thawed = value == "0"
 	return nil
 }
 
-// Thaw lets all groups run and ends the set.
+// Thaw lets all groups run.
 func (f *Frozen) Thaw() error {
 	var errs []error
+	for i := range f.groups {
+		if g := &f.groups[i]; !g.thawed {
+			if err := g.set("0"); err != nil {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Close ends the set; whatever is frozen stays so.
+func (f *Frozen) Close() error {
+	var errs []error
 	for _, g := range f.groups {
-		errs = append(errs, g.set("0"), unix.Close(g.fd))
+		errs = append(errs, unix.Close(g.fd))
 	}
 	f.groups = nil
 	return errors.Join(errs...)
@@ -166,24 +183,28 @@ func (f *Frozen) Thaw() error {
 
 // ThawContext lets one context run.
 func (f *Frozen) ThawContext(id string) error {
-	err := fmt.Errorf("context %s has no cgroup", id)
-	for _, g := range f.groups {
-		name, _, _ := strings.Cut(g.name, ctxSerial)
-		if name != ctxPrefix+id {
+	found := false
+	for i := range f.groups {
+		g := &f.groups[i]
+		if name, _, _ := strings.Cut(g.name, ctxSerial); name != ctxPrefix+id {
 			continue
 		}
-		if err = g.set("0"); err != nil {
+		found = true
+		if err := g.set("0"); err != nil {
 			return err
 		}
 	}
-	return err
+	if !found {
+		return fmt.Errorf("context %s has no cgroup", id)
+	}
+	return nil
 }
 
 // Refreeze stops the groups again, without waiting.
 func (f *Frozen) Refreeze() error {
 	var errs []error
-	for _, g := range f.groups {
-		errs = append(errs, g.set("1"))
+	for i := range f.groups {
+		errs = append(errs, f.groups[i].set("1"))
 	}
 	return errors.Join(errs...)
 }

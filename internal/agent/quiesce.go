@@ -36,8 +36,34 @@ func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, request []byte) err
 		}
 	}
 	// The children of this machine start with a tidy heap and collect no garbage on their way to the first answer.
+	touchHeap()
 	runtime.GC()
-	return a.stop(ctx)
+	err := a.stop(ctx)
+	warmHeap()
+	return err
+}
+
+// touchHeap has the kernel give the runtime memory, which the collection that follows makes free: what a fork allocates
+// is there already.
+func touchHeap() {
+	const room, page = 1 << 20, 4 << 10
+	b := make([]byte, room)
+	for i := 0; i < room; i += page {
+		b[i] = 1
+	}
+	runtime.KeepAlive(b)
+}
+
+// warmHeap has the runtime find memory for small objects of every size, which after a collection it would do at the
+// first object of each: in a fork, with code that runs for the first time in it and in the kernel.
+func warmHeap() {
+	const most = 4 << 10
+	for size := 8; size <= most; size += max(8, size/8) {
+		for range 2 {
+			runtime.KeepAlive(make([]byte, size))
+			runtime.KeepAlive(make([]*byte, size/8))
+		}
+	}
 }
 
 // prepared is what a stopped machine has ready for its awakening: in a fork all code runs for the first time and costs
@@ -53,6 +79,8 @@ type prepared struct {
 
 // stop freezes all user processes and prepares the awakening.
 func (a *Agent) stop(ctx context.Context) (err error) {
+	a.spent.close()
+	a.spent = nil
 	p := &prepared{}
 	if p.files, err = openIdentity(&a.cfg.System); err != nil {
 		return err
@@ -77,6 +105,14 @@ func (a *Agent) stop(ctx context.Context) (err error) {
 	return nil
 }
 
+// close gives up what was prepared. Nil is nothing.
+func (p *prepared) close() {
+	if p != nil {
+		p.files.close()
+		_ = p.frozen.Close()
+	}
+}
+
 // startAgain lets the reaper start processes: needed for fork hooks while users' are still frozen.
 func (p *prepared) startAgain() {
 	if p.resume != nil {
@@ -95,7 +131,7 @@ func (a *Agent) thaw() error {
 	if err := p.frozen.Thaw(); err != nil {
 		return err
 	}
-	p.files.close()
-	a.prepared = nil
+	// Its descriptors are closed the next time: not now, on the way to a fork's first answer.
+	a.prepared, a.spent = nil, p
 	return nil
 }

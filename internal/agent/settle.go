@@ -7,10 +7,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // maxSettle bounds what is read into the page cache: it becomes part of the snapshot.
 const maxSettle = 256 << 20
+
+// settleLimit bounds the rehearsal: an interpreter that does not answer here would not in a fork.
+const settleLimit = 10 * time.Second
 
 // settle does once, before a parent is frozen for good, what every child would otherwise do for itself: write dirty
 // pages back, read the rest of the programs and libraries that interpreters have mapped, and rehearse their renewal, so
@@ -27,6 +31,8 @@ func (a *Agent) settle(ctx context.Context) error {
 		}
 	}
 	// Nothing is frozen yet, so there is nothing to thaw.
+	ctx, cancel := context.WithTimeout(ctx, settleLimit)
+	defer cancel()
 	_, _, err := a.cfg.Contexts.Renew(ctx, nil, func(string) error { return nil })
 	a.cfg.System.Sync()
 	return err

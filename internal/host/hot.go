@@ -20,6 +20,7 @@ type hotImage struct {
 	tag        string
 	image      string
 	checkpoint *engine.Checkpoint
+	protocol   int    // of the agent in it
 	disk       string // qcow2 over base
 	base       string // raw
 	bytes      int64  // reserved: the machine's full memory, since reading a hole of it fills the hole
@@ -104,7 +105,7 @@ func (c *hotCache) adopt(m store.Snapshot, checkpoint *engine.Checkpoint, disk, 
 	}
 	e := &hotImage{
 		key: m.ID(), tag: m.Tag, image: m.Image, bytes: m.Engine.MemoryBytes, ready: make(chan struct{}),
-		checkpoint: checkpoint, disk: disk, base: base, used: time.Now(),
+		checkpoint: checkpoint, protocol: m.Protocol, disk: disk, base: base, used: time.Now(),
 	}
 	close(e.ready)
 	c.entries[e.key] = e
@@ -224,6 +225,7 @@ func (c *hotCache) build(ctx context.Context, m store.Snapshot, e *hotImage) (er
 		return rebuildHint(errors.Join(fmt.Errorf("load disk of %s: %w", m.Tag, err), image.Close()), m.Tag)
 	}
 	e.checkpoint = &engine.Checkpoint{Format: m.Engine, State: state, Memory: image}
+	e.protocol = m.Protocol
 	e.disk, e.base = disk, base
 	return nil
 }
