@@ -64,6 +64,7 @@ type Agent struct {
 	phase string
 
 	idle chan chan func() // workers without work
+	room []byte           // for the request to awaken; Serve's alone
 
 	// awakening is a token: quiesce, awaken, pivot and power-off exclude each other by it.
 	awakening chan struct{}
@@ -73,7 +74,7 @@ type Agent struct {
 
 // New makes an agent. BootID is random for each start of the agent.
 func New(cfg Config, bootID string) *Agent {
-	a := &Agent{cfg: cfg, bootID: bootID, phase: cfg.Phase, handlers: map[string]wire.Handler{}, awakening: make(chan struct{}, 1), idle: make(chan chan func(), maxIdle)}
+	a := &Agent{cfg: cfg, bootID: bootID, phase: cfg.Phase, handlers: map[string]wire.Handler{}, awakening: make(chan struct{}, 1), idle: make(chan chan func(), maxIdle), room: make([]byte, 4<<10)}
 	for _, service := range cfg.Services {
 		for method, h := range service.Handlers() {
 			a.handlers[method] = a.whenReady(h)

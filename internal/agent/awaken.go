@@ -54,7 +54,11 @@ func setClock(t time.Time) error {
 
 // awaken serves the call.
 func (a *Agent) awaken(ctx context.Context, s *wire.Stream, request []byte) error {
-	report, err := a.renewAll(ctx, request, func() ([]byte, error) {
+	req := &wire.AwakenRequest{}
+	if err := decode(request, req); err != nil {
+		return err
+	}
+	report, err := a.renewAll(ctx, req, nil, func() ([]byte, error) {
 		if err := s.Send(wire.KindData, nil); err != nil {
 			return nil, err
 		}
@@ -74,7 +78,7 @@ func (a *Agent) awaken(ctx context.Context, s *wire.Stream, request []byte) erro
 // runs for the first time, and a session with its calls is a lot to run for one exchange. What cannot be told the host
 // is returned; refusals go into the hello.
 func (a *Agent) awakenFirst(ctx context.Context, r *wire.Receiver, conn *sessionConn, p *wire.Preamble, hello *wire.Hello) error {
-	request, err := wire.ReadAwaken(r)
+	req, identity, err := wire.ReadAwaken(r, a.room)
 	if errors.Is(err, wire.ErrTakeover) || errors.Is(err, wire.ErrLost) {
 		return err
 	}
@@ -84,7 +88,7 @@ func (a *Agent) awakenFirst(ctx context.Context, r *wire.Receiver, conn *session
 		case a.awakening <- struct{}{}:
 			err = a.guard(func() (err error) {
 				defer func() { <-a.awakening }()
-				hello.Awakened, err = a.renewAll(ctx, request, func() ([]byte, error) {
+				hello.Awakened, err = a.renewAll(ctx, req, identity, func() ([]byte, error) {
 					var answer []byte
 					// An answer without a hello asks for the time.
 					if _, broken = conn.Write(wire.AppendAnswer(nil, p.Nonce, nil)); broken == nil {
@@ -108,11 +112,13 @@ func (a *Agent) awakenFirst(ctx context.Context, r *wire.Receiver, conn *session
 }
 
 // renewAll makes a fresh fork a machine of its own, before any of its user processes runs: whatever fails, they stay
-// frozen, and the host kills the machine. Ask brings the host's answer to a question for its clock.
-func (a *Agent) renewAll(ctx context.Context, request []byte, ask func() ([]byte, error)) (*wire.AwakenReport, error) {
+// frozen, and the host kills the machine. Identity is the file of that, if the host has made it; ask brings the host's
+// answer to a question for its clock.
+func (a *Agent) renewAll(
+	ctx context.Context, req *wire.AwakenRequest, identity []byte, ask func() ([]byte, error),
+) (*wire.AwakenReport, error) {
 	received := time.Now()
-	req, err := decodeAwaken(request)
-	if err != nil {
+	if err := checkAwaken(req); err != nil {
 		return nil, err
 	}
 	if a.Phase() != PhaseReady {
@@ -124,7 +130,7 @@ func (a *Agent) renewAll(ctx context.Context, request []byte, ask func() ([]byte
 		}
 	}
 	report := &wire.AwakenReport{}
-	if err := a.renew(ctx, ask, req, report); err != nil {
+	if err := a.renew(ctx, ask, req, identity, report); err != nil {
 		return nil, err
 	}
 	a.cfg.Accounts.SetEnv(req.Env)
@@ -140,22 +146,18 @@ func (a *Agent) renewAll(ctx context.Context, request []byte, ask func() ([]byte
 	return report, nil
 }
 
-func decodeAwaken(request []byte) (*wire.AwakenRequest, error) {
-	req := &wire.AwakenRequest{}
-	if err := decode(request, req); err != nil {
-		return nil, err
-	}
+func checkAwaken(req *wire.AwakenRequest) error {
 	switch {
 	case len(req.Entropy) < minEntropy || len(req.Entropy) > maxEntropy:
-		return nil, wire.Errorf(wire.CodeInvalid, "%d bytes of entropy; %d to %d are needed", len(req.Entropy), minEntropy, maxEntropy)
+		return wire.Errorf(wire.CodeInvalid, "%d bytes of entropy; %d to %d are needed", len(req.Entropy), minEntropy, maxEntropy)
 	case !validHostname(req.Hostname):
-		return nil, wire.Errorf(wire.CodeInvalid, "hostname %q: letters, digits, - and . are allowed, at most 64", req.Hostname)
+		return wire.Errorf(wire.CodeInvalid, "hostname %q: letters, digits, - and . are allowed, at most 64", req.Hostname)
 	case !onlyHex(req.MachineID, ""), len(req.MachineID) != 32:
-		return nil, wire.Errorf(wire.CodeInvalid, "machine id %q: 32 hex digits are needed", req.MachineID)
+		return wire.Errorf(wire.CodeInvalid, "machine id %q: 32 hex digits are needed", req.MachineID)
 	case !onlyHex(req.BootID, "-"), len(req.BootID) != 36:
-		return nil, wire.Errorf(wire.CodeInvalid, "boot id %q: a UUID is needed", req.BootID)
+		return wire.Errorf(wire.CodeInvalid, "boot id %q: a UUID is needed", req.BootID)
 	}
-	return req, nil
+	return nil
 }
 
 func validHostname(s string) bool {
@@ -178,7 +180,9 @@ func onlyHex(s, also string) bool {
 
 // renew is the machine's own part. The order matters: what is drawn later comes from the reseeded generator, and is
 // dated by the new clock.
-func (a *Agent) renew(ctx context.Context, ask func() ([]byte, error), req *wire.AwakenRequest, report *wire.AwakenReport) error {
+func (a *Agent) renew(
+	ctx context.Context, ask func() ([]byte, error), req *wire.AwakenRequest, identity []byte, report *wire.AwakenReport,
+) error {
 	sys := &a.cfg.System
 	if err := sys.Entropy(req.Entropy); err != nil {
 		return err
@@ -195,7 +199,12 @@ func (a *Agent) renew(ctx context.Context, ask func() ([]byte, error), req *wire
 	}
 	report.Renewed = append(report.Renewed, "kernel_entropy", "wall_clock", "hostname")
 
-	if err := a.prepared.files.renew(req, a.generation.Load()); err != nil {
+	if identity == nil {
+		if identity, err = wire.IdentityFile(req, a.generation.Load(), time.Now()); err != nil {
+			return fmt.Errorf("encode identity: %w", err)
+		}
+	}
+	if err := a.prepared.files.renew(req, identity); err != nil {
 		return err
 	}
 	report.Renewed = append(report.Renewed, "machine_id", "boot_id", "identity")

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -160,12 +159,8 @@ func (f *identityFiles) readHosts() error {
 	return nil
 }
 
-// renew writes what makes the machine one of its own.
-func (f *identityFiles) renew(req *wire.AwakenRequest, generation uint64) error {
-	id, err := identityJSON(req, generation)
-	if err != nil {
-		return err
-	}
+// renew writes what makes the machine one of its own. Identity is the content of that file.
+func (f *identityFiles) renew(req *wire.AwakenRequest, identity []byte) error {
 	hosts := append([]byte(nil), f.hostsRest...)
 	hosts = append(hosts, hostsAddress+"\t"+req.Hostname+"\n"...)
 	for _, file := range []struct {
@@ -178,7 +173,7 @@ func (f *identityFiles) renew(req *wire.AwakenRequest, generation uint64) error 
 		{f.machineID, []byte(req.MachineID + "\n"), 0},
 		{f.dbusID, []byte(req.MachineID + "\n"), 0},
 		{f.bootID, []byte(req.BootID + "\n"), 0},
-		{f.identity, id, ' '},
+		{f.identity, identity, ' '},
 	} {
 		if file.slot == nil {
 			continue
@@ -188,22 +183,4 @@ func (f *identityFiles) renew(req *wire.AwakenRequest, generation uint64) error 
 		}
 	}
 	return nil
-}
-
-// identitySize is what identity.json has at least.
-const identitySize = 512
-
-func identityJSON(req *wire.AwakenRequest, generation uint64) ([]byte, error) {
-	b, err := wire.Encode(&wire.Identity{
-		SandboxID: req.SandboxID, ForkIndex: req.Index, ForkCount: req.Count, SnapshotTag: req.SnapshotTag,
-		Hostname: req.Hostname, Generation: generation, CreatedAt: time.Now().UTC(),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("encode identity: %w", err)
-	}
-	// The same size for everybody, so that it is overwritten and never cut or lengthened.
-	for len(b) < identitySize-1 {
-		b = append(b, ' ')
-	}
-	return append(b, '\n'), nil
 }

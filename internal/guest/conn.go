@@ -105,7 +105,7 @@ func handshake(nc net.Conn, generation uint64) (*Conn, error) {
 
 // awakening is the handshake with a request in it.
 func awakening(nc net.Conn, generation uint64, req *wire.AwakenRequest) (*Conn, error) {
-	request, err := json.Marshal(req)
+	identity, err := wire.IdentityFile(req, generation, time.Now())
 	if err != nil {
 		return nil, fmt.Errorf("encode %s: %w", wire.MethodAwaken, err)
 	}
@@ -114,7 +114,7 @@ func awakening(nc net.Conn, generation uint64, req *wire.AwakenRequest) (*Conn, 
 	// One write, so that the guest has one interrupt.
 	var first bytes.Buffer
 	first.Write(p.Append(nil))
-	if _, err := wire.NewChunkWriter(&first).Write(wire.AppendAwaken(nil, request)); err != nil {
+	if _, err := wire.NewChunkWriter(&first).Write(wire.AppendAwaken(nil, req, identity)); err != nil {
 		return nil, err
 	}
 	if _, err := nc.Write(first.Bytes()); err != nil {

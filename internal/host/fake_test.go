@@ -174,7 +174,7 @@ func (m *fakeMachine) serve(conn net.Conn) {
 	}
 	hello := wire.Hello{Version: wire.Version, Generation: p.Generation, Phase: "ready"}
 	if p.Awaken {
-		if _, err := wire.ReadAwaken(port); err != nil {
+		if _, _, err := wire.ReadAwaken(port, nil); err != nil {
 			return
 		}
 		if hello.Refusal = m.e.awaken(m.n); hello.Refusal == nil {

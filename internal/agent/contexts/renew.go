@@ -2,6 +2,7 @@ package contexts
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
@@ -147,22 +148,31 @@ func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(co
 	return renewed, not, nil
 }
 
-// seedBytes are 32 for random, 32 for OpenSSL, and the 624 words of numpy's Mersenne twister.
-const seedBytes = 64 + 4*624
+// The seed of a context: 32 bytes for random, 32 for OpenSSL, and the 624 words of numpy's Mersenne twister, followed by
+// its position, at the end of them: the next number makes the twister turn over all words.
+const (
+	forRandom  = 32
+	forOpenSSL = 32
+	words      = 624
+	seedBytes  = forRandom + forOpenSSL + 4*words + 4
+)
 
 func (c *Context) askRenewal(env map[string]string) error {
 	// The interpreter gets random bytes instead of asking the kernel for them: system calls it has not made yet in this
 	// machine are slow.
 	seed := c.seed[:]
-	if err := quick.Random(seed); err != nil {
-		return fmt.Errorf("get %d random bytes: %w", len(seed), err)
+	if err := quick.Random(seed[:seedBytes-4]); err != nil {
+		return fmt.Errorf("get %d random bytes: %w", seedBytes-4, err)
 	}
 	defer clear(seed)
 	// What a thread printed before the snapshot is the parent's.
 	c.sinkMu.Lock()
 	c.kept.Clear()
 	c.sinkMu.Unlock()
-	_, err := c.request("renew", tuple{seed, env})
+	binary.NativeEndian.PutUint32(seed[seedBytes-4:], words)
+	_, err := c.request("renew", tuple{
+		number(seed[:forRandom]), seed[forRandom+forOpenSSL:], seed[forRandom : forRandom+forOpenSSL], env,
+	})
 	return err
 }
 
