@@ -6,6 +6,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"maps"
@@ -74,7 +75,7 @@ type Agent struct {
 
 // New makes an agent. BootID is random for each start of the agent.
 func New(cfg Config, bootID string) *Agent {
-	a := &Agent{cfg: cfg, bootID: bootID, phase: cfg.Phase, handlers: map[string]wire.Handler{}, awakening: make(chan struct{}, 1), idle: make(chan chan func(), maxIdle), room: make([]byte, 4<<10)}
+	a := &Agent{cfg: cfg, bootID: bootID, phase: cfg.Phase, handlers: map[string]wire.Handler{}, awakening: make(chan struct{}, 1), idle: make(chan chan func(), maxIdle), room: bytes.Repeat([]byte{1}, 4<<10)} // written, so that it is there in a fork
 	for _, service := range cfg.Services {
 		for method, h := range service.Handlers() {
 			a.handlers[method] = a.whenReady(h)

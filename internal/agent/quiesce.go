@@ -38,9 +38,16 @@ func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, request []byte) err
 	// The children of this machine start with a tidy heap and collect no garbage on their way to the first answer.
 	touchHeap()
 	runtime.GC()
-	err := a.stop(ctx)
+	if err := a.stop(ctx); err != nil {
+		return err
+	}
+	if req.Settle {
+		for pid := range a.cfg.Contexts.PIDs() {
+			populate(pid)
+		}
+	}
 	warmHeap()
-	return err
+	return nil
 }
 
 // touchHeap has the kernel give the runtime memory, which the collection that follows makes free: what a fork allocates
