@@ -41,7 +41,7 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 	}
 	werr := c.raw.Read(func(fd uintptr) bool {
 		n, err = Read(int(fd), p)
-		return err != unix.EAGAIN && (n > 0 || err != nil || !c.patient)
+		return !errors.Is(err, unix.EAGAIN) && (n > 0 || err != nil || !c.patient)
 	})
 	switch {
 	case werr != nil:
@@ -62,7 +62,7 @@ func (c *Conn) Write(p []byte) (int, error) {
 		var err error
 		werr := c.raw.Write(func(fd uintptr) bool {
 			n, err = Write(int(fd), p[total:])
-			return err != unix.EAGAIN
+			return !errors.Is(err, unix.EAGAIN)
 		})
 		if werr != nil {
 			return total, werr
