@@ -45,8 +45,8 @@ func main() {
 
 // settings of the runtime that can be given in the environment only. A fork runs everything for the first time and
 // therefore slowly; the runtime would take that for loops to interrupt by a signal, whose handling is the next thing to
-// run for the first time.
-const settings = "asyncpreemptoff=1"
+// run for the first time. Nor should the first thing a goroutine does there be to move to a smaller stack.
+const settings = "asyncpreemptoff=1,gcshrinkstackoff=1"
 
 // withSettings starts the program again with settings. Without them it works as well, only slower.
 func withSettings() {

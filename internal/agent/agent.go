@@ -6,6 +6,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"maps"
@@ -66,16 +67,21 @@ type Agent struct {
 	phase string
 	held  chan struct{} // closed when calls that start something are admitted again; nil while they are
 
+	idle chan chan func() // workers without work
+	room []byte           // for the request to awaken; Serve's alone
+
 	// awakening is a token: quiesce, awaken, thaw, pivot and power-off exclude each other by it.
 	awakening chan struct{}
 	prepared  *prepared // of a machine whose user processes are frozen, else nil; needs awakening
 	sandbox   string    // that the machine was awakened as; needs awakening
 	last      freeze    // the newest that was ended or called off by number; needs awakening
+	spent     *prepared // of the last thaw, still to be closed; needs awakening
 }
 
 // New makes an agent. BootID is random for each start of the agent.
 func New(cfg Config, bootID string) *Agent {
-	a := &Agent{cfg: cfg, bootID: bootID, phase: cfg.Phase, handlers: map[string]wire.Handler{}, awakening: make(chan struct{}, 1)}
+	a := &Agent{cfg: cfg, bootID: bootID, phase: cfg.Phase, handlers: map[string]wire.Handler{}, awakening: make(chan struct{}, 1), idle: make(chan chan func(), maxIdle)}
+	a.room = bytes.Repeat([]byte{1}, 4<<10) // written, so that it is there in a fork
 	for _, service := range cfg.Services {
 		for method, h := range service.Handlers() {
 			a.handlers[method] = a.whenReady(method, h)
@@ -93,6 +99,33 @@ func New(cfg Config, bootID string) *Agent {
 		wire.MethodPowerOff: a.alone(a.powerOff),
 	})
 	return a
+}
+
+// maxIdle is how many workers wait for the next call.
+const maxIdle = 4
+
+// run runs f beside the caller. It goes to a worker that is there already, if it can: one of a fork's parent, whose
+// stack has grown to what a call needs. A new one would begin with a small stack and run the code that moves it.
+func (a *Agent) run(f func()) {
+	select {
+	case w := <-a.idle:
+		w <- f
+	default:
+		go a.work(f)
+	}
+}
+
+func (a *Agent) work(f func()) {
+	w := make(chan func(), 1)
+	for {
+		f()
+		select {
+		case a.idle <- w:
+		default:
+			return
+		}
+		f = <-w
+	}
 }
 
 // starting are the calls that make something run. They wait while user processes are frozen: begun in a freeze, they
@@ -142,7 +175,7 @@ func (a *Agent) admitted(ctx context.Context) error {
 		held := a.held
 		a.mu.Unlock()
 		if held == nil {
-			return nil
+			return context.Cause(ctx) // of a caller that went while they were; it must not begin in a copy
 		}
 		select {
 		case <-held:

@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"forkd.dev/forkd/internal/agent/quick"
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
@@ -36,9 +37,9 @@ func RealSystem() System {
 	return System{
 		Root:        "/",
 		BootIDFile:  bootIDFile,
-		Entropy:     credit,
+		Entropy:     openGenerator().credit,
 		SetClock:    setClock,
-		SetHostname: func(name string) error { return unix.Sethostname([]byte(name)) },
+		SetHostname: quick.SetHostname,
 		PowerOff:    func() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) },
 		Sync:        unix.Sync,
 	}
@@ -49,59 +50,139 @@ func setClock(t time.Time) error {
 	if err != nil {
 		return err
 	}
-	return unix.ClockSettime(unix.CLOCK_REALTIME, &ts)
+	return quick.SetRealtime(ts)
 }
 
-// awaken makes a fresh fork a machine of its own, before any of its user processes runs: whatever fails, they stay
-// frozen, and the host kills the machine.
+// awaken serves the call.
 func (a *Agent) awaken(ctx context.Context, s *wire.Stream, request []byte) error {
-	received := time.Now()
-	req, err := decodeAwaken(request)
+	req := &wire.AwakenRequest{}
+	if err := decode(request, req); err != nil {
+		return err
+	}
+	report, err := a.renewAll(ctx, req, nil, asker(s))
 	if err != nil {
 		return err
 	}
+	return s.SendMessage(report)
+}
+
+// asker asks for the host's clock in a call.
+func asker(s *wire.Stream) func() ([]byte, error) {
+	return func() ([]byte, error) {
+		if err := s.Send(wire.KindData, nil); err != nil {
+			return nil, err
+		}
+		kind, payload, err := s.Recv()
+		if err == nil && kind != wire.KindData {
+			err = wire.Errorf(wire.CodeInvalid, "an answer of %d bytes in a frame %q is no time", len(payload), byte(kind))
+		}
+		return payload, err
+	}
+}
+
+// awakenFirst does the same before the session has begun, with the bytes that follow the preamble: in a fork everything
+// runs for the first time, and a session with its calls is a lot to run for one exchange. What cannot be told the host
+// is returned; refusals go into the hello.
+func (a *Agent) awakenFirst(ctx context.Context, r *wire.Receiver, conn *sessionConn, p *wire.Preamble, hello *wire.Hello) error {
+	req, identity, err := wire.ReadAwaken(r, a.room)
+	if errors.Is(err, wire.ErrTakeover) || errors.Is(err, wire.ErrLost) {
+		return err
+	}
+	var broken error
+	if err == nil {
+		err = a.claim(ctx)
+	}
+	if err == nil {
+		err = a.guard(func() (err error) {
+			defer func() { <-a.awakening }()
+			hello.Awakened, err = a.renewAll(ctx, req, identity, func() ([]byte, error) {
+				var answer []byte
+				// An answer without a hello asks for the time.
+				if _, broken = conn.Write(wire.AppendAnswer(nil, p.Nonce, nil)); broken == nil {
+					answer, broken = wire.ReadClock(r)
+				}
+				return answer, broken
+			})
+			return err
+		})
+	}
+	if broken != nil {
+		return broken
+	}
+	if err != nil {
+		hello.Awakened, hello.Refusal = nil, refusal(err)
+	}
+	return nil
+}
+
+// claimLimit is for a call of the session before, which has been told to end.
+const claimLimit = 2 * time.Second
+
+// claim takes the awakening token.
+func (a *Agent) claim(ctx context.Context) error {
+	select {
+	case a.awakening <- struct{}{}:
+		return nil
+	default:
+	}
+	limited, cancel := context.WithTimeout(ctx, claimLimit)
+	defer cancel()
+	select {
+	case a.awakening <- struct{}{}:
+		return nil
+	case <-limited.Done():
+		return wire.Errorf(wire.CodePrecondition, "the machine is just being changed by an earlier call; try again")
+	}
+}
+
+// renewAll makes a fresh fork a machine of its own, before any of its user processes runs: whatever fails, they stay
+// frozen, and the host kills the machine. Identity is the file of that, if the host has made it; ask brings the host's
+// answer to a question for its clock.
+func (a *Agent) renewAll(
+	ctx context.Context, req *wire.AwakenRequest, identity []byte, ask func() ([]byte, error),
+) (*wire.AwakenReport, error) {
+	received := time.Now()
+	if err := checkAwaken(req); err != nil {
+		return nil, err
+	}
 	if a.Phase() != PhaseReady {
-		return wire.Errorf(wire.CodePrecondition, "the machine is being built; there is nothing to awaken")
+		return nil, wire.Errorf(wire.CodePrecondition, "the machine is being built; there is nothing to awaken")
 	}
 	if a.prepared == nil {
-		if err := a.stop(ctx); err != nil {
-			return err
+		if err := a.stop(ctx, false); err != nil {
+			return nil, err
 		}
 	}
 	report := &wire.AwakenReport{}
-	if err := a.renew(ctx, s, req, report); err != nil {
-		return err
+	if err := a.renew(ctx, ask, req, identity, report); err != nil {
+		return nil, err
 	}
 	a.cfg.Accounts.SetEnv(req.Env)
 	if err := a.renewContexts(ctx, req, report); err != nil {
-		return err
+		return nil, err
 	}
 	report.NotRenewed = append(report.NotRenewed, a.prepared.processes...)
 	a.runHooks(ctx, req, report)
 	if err := a.thaw(); err != nil {
-		return fmt.Errorf("thaw processes: %w", err)
+		return nil, fmt.Errorf("thaw processes: %w", err)
 	}
 	a.sandbox = req.SandboxID
 	report.MS = float64(time.Since(received).Microseconds()) / 1000
-	return s.SendMessage(report)
+	return report, nil
 }
 
-func decodeAwaken(request []byte) (*wire.AwakenRequest, error) {
-	req := &wire.AwakenRequest{}
-	if err := decode(request, req); err != nil {
-		return nil, err
-	}
+func checkAwaken(req *wire.AwakenRequest) error {
 	switch {
 	case len(req.Entropy) < minEntropy || len(req.Entropy) > maxEntropy:
-		return nil, wire.Errorf(wire.CodeInvalid, "%d bytes of entropy; %d to %d are needed", len(req.Entropy), minEntropy, maxEntropy)
+		return wire.Errorf(wire.CodeInvalid, "%d bytes of entropy; %d to %d are needed", len(req.Entropy), minEntropy, maxEntropy)
 	case !validHostname(req.Hostname):
-		return nil, wire.Errorf(wire.CodeInvalid, "hostname %q: letters, digits, - and . are allowed, at most 64", req.Hostname)
+		return wire.Errorf(wire.CodeInvalid, "hostname %q: letters, digits, - and . are allowed, at most 64", req.Hostname)
 	case !onlyHex(req.MachineID, ""), len(req.MachineID) != 32:
-		return nil, wire.Errorf(wire.CodeInvalid, "machine id %q: 32 hex digits are needed", req.MachineID)
+		return wire.Errorf(wire.CodeInvalid, "machine id %q: 32 hex digits are needed", req.MachineID)
 	case !onlyHex(req.BootID, "-"), len(req.BootID) != 36:
-		return nil, wire.Errorf(wire.CodeInvalid, "boot id %q: a UUID is needed", req.BootID)
+		return wire.Errorf(wire.CodeInvalid, "boot id %q: a UUID is needed", req.BootID)
 	}
-	return req, nil
+	return nil
 }
 
 func validHostname(s string) bool {
@@ -124,12 +205,14 @@ func onlyHex(s, also string) bool {
 
 // renew is the machine's own part. The order matters: what is drawn later comes from the reseeded generator, and is
 // dated by the new clock.
-func (a *Agent) renew(ctx context.Context, s *wire.Stream, req *wire.AwakenRequest, report *wire.AwakenReport) error {
+func (a *Agent) renew(
+	ctx context.Context, ask func() ([]byte, error), req *wire.AwakenRequest, identity []byte, report *wire.AwakenReport,
+) error {
 	sys := &a.cfg.System
 	if err := sys.Entropy(req.Entropy); err != nil {
 		return err
 	}
-	now, at, err := askClock(s)
+	now, at, err := askClock(ask)
 	if err != nil {
 		return fmt.Errorf("ask for the time: %w", err)
 	}
@@ -141,7 +224,12 @@ func (a *Agent) renew(ctx context.Context, s *wire.Stream, req *wire.AwakenReque
 	}
 	report.Renewed = append(report.Renewed, "kernel_entropy", "wall_clock", "hostname")
 
-	if err := a.prepared.files.renew(req, a.generation.Load()); err != nil {
+	if identity == nil {
+		if identity, err = wire.IdentityFile(req, a.generation.Load(), time.Now()); err != nil {
+			return fmt.Errorf("encode identity: %w", err)
+		}
+	}
+	if err := a.prepared.files.renew(req, identity); err != nil {
 		return err
 	}
 	report.Renewed = append(report.Renewed, "machine_id", "boot_id", "identity")
@@ -155,21 +243,18 @@ const (
 
 // askClock returns the host's time as it was at a moment of our own monotonic clock. The answer is half a round trip old;
 // the first takes long, since all code on its way runs for the first time, so the fastest of a few counts.
-func askClock(s *wire.Stream) (now, at time.Time, err error) {
+func askClock(ask func() ([]byte, error)) (now, at time.Time, err error) {
 	best := time.Duration(1<<63 - 1)
 	for range clockQuestions {
 		asked := time.Now()
-		if err := s.Send(wire.KindData, nil); err != nil {
-			return now, at, err
-		}
-		kind, payload, err := s.Recv()
+		answer, err := ask()
 		if err != nil {
 			return now, at, err
 		}
 		got := time.Now()
-		t, ok := wire.ParseClock(payload)
-		if kind != wire.KindData || !ok {
-			return now, at, wire.Errorf(wire.CodeInvalid, "an answer of %d bytes in a frame %q is no time", len(payload), byte(kind))
+		t, ok := wire.ParseClock(answer)
+		if !ok {
+			return now, at, wire.Errorf(wire.CodeInvalid, "an answer of %d bytes is no time", len(answer))
 		}
 		if trip := got.Sub(asked); trip < best {
 			best, now, at = trip, t.Add(trip/2), got

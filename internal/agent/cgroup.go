@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/agent/quick"
 )
 
 // Cgroups is the tree of user processes, <root>/user: one group for processes, one for each context. The agent is
@@ -157,9 +159,10 @@ type Frozen struct{ groups []frozenGroup }
 type frozenGroup struct {
 	name       string
 	fd, events int
+	thawed     bool
 }
 
-func (g frozenGroup) close() {
+func (g *frozenGroup) close() {
 	for _, fd := range []int{g.fd, g.events} {
 		if fd >= 0 {
 			_ = unix.Close(fd)
@@ -184,50 +187,59 @@ func (f *Frozen) Freeze(ctx context.Context) error {
 	return nil
 }
 
-func (g frozenGroup) set(value string) error {
-	if _, err := unix.Pwrite(g.fd, []byte(value), 0); err != nil && !errors.Is(err, unix.ENODEV) {
+func (g *frozenGroup) set(value string) error {
+	if _, err := quick.Pwrite(g.fd, []byte(value), 0); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("write %s to cgroup.freeze of %s: %w", value, g.name, err)
 	}
+	g.thawed = value == "0"
 	return nil
 }
 
 // Thaw lets all groups run. It can be called again.
 func (f *Frozen) Thaw() error {
 	var errs []error
-	for _, g := range f.groups {
-		errs = append(errs, g.set("0"))
+	for i := range f.groups {
+		if g := &f.groups[i]; !g.thawed {
+			if err := g.set("0"); err != nil {
+				errs = append(errs, err)
+			}
+		}
 	}
 	return errors.Join(errs...)
 }
 
-// Close ends the set; groups stay as they are.
+// Close ends the set; whatever is frozen stays so.
 func (f *Frozen) Close() {
-	for _, g := range f.groups {
-		g.close()
+	for i := range f.groups {
+		f.groups[i].close()
 	}
 	f.groups = nil
 }
 
 // ThawContext lets one context run.
 func (f *Frozen) ThawContext(id string) error {
-	err := fmt.Errorf("context %s has no cgroup", id)
-	for _, g := range f.groups {
-		name, _, _ := strings.Cut(g.name, ctxSerial)
-		if name != ctxPrefix+id {
+	found := false
+	for i := range f.groups {
+		g := &f.groups[i]
+		if name, _, _ := strings.Cut(g.name, ctxSerial); name != ctxPrefix+id {
 			continue
 		}
-		if err = g.set("0"); err != nil {
+		found = true
+		if err := g.set("0"); err != nil {
 			return err
 		}
 	}
-	return err
+	if !found {
+		return fmt.Errorf("context %s has no cgroup", id)
+	}
+	return nil
 }
 
 // Refreeze stops the groups again, without waiting.
 func (f *Frozen) Refreeze() error {
 	var errs []error
-	for _, g := range f.groups {
-		errs = append(errs, g.set("1"))
+	for i := range f.groups {
+		errs = append(errs, f.groups[i].set("1"))
 	}
 	return errors.Join(errs...)
 }

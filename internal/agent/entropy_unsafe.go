@@ -1,25 +1,34 @@
 package agent
 
 import (
-	"errors"
 	"fmt"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/agent/quick"
 )
 
-// credit adds entropy to the kernel's generator, credited at 8 bits a byte, and makes the generator use it at once.
-// Writing to /dev/urandom would do neither. The order matters: reseeding fails before the first credit (ENODATA).
-func credit(entropy []byte) error {
-	fd, err := unix.Open("/dev/urandom", unix.O_WRONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open the kernel's generator: %w", err)
-	}
-	err = addEntropy(fd, entropy)
-	return errors.Join(err, unix.Close(fd))
+// generator is the kernel's, kept open: in a fork opening it would cost more than what is done with it.
+type generator struct {
+	fd  int
+	err error
 }
 
-func addEntropy(fd int, entropy []byte) error {
+func openGenerator() *generator {
+	fd, err := unix.Open("/dev/urandom", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		err = fmt.Errorf("open the kernel's generator: %w", err)
+	}
+	return &generator{fd, err}
+}
+
+// credit adds entropy, credited at 8 bits a byte, and makes the generator use it at once. Writing to /dev/urandom would
+// do neither. The order matters: reseeding fails before the first credit (ENODATA).
+func (g *generator) credit(entropy []byte) error {
+	if g.err != nil {
+		return g.err
+	}
 	// struct rand_pool_info { int entropy_count; int buf_size; __u32 buf[]; }
 	var info struct {
 		bits, size int32
@@ -29,13 +38,13 @@ func addEntropy(fd int, entropy []byte) error {
 	info.size = int32(n)
 	info.bits = int32(n * 8)
 	// SAFETY: the kernel reads two integers and buf_size <= len(buf) bytes during the call and keeps no pointer.
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(&info)))
+	err := quick.Ioctl(g.fd, unix.RNDADDENTROPY, unsafe.Pointer(&info))
 	clear(info.buf[:])
-	if errno != 0 {
-		return fmt.Errorf("credit entropy: %w", errno)
+	if err != nil {
+		return fmt.Errorf("credit entropy: %w", err)
 	}
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), rndReseedCRNG, 0); errno != 0 {
-		return fmt.Errorf("reseed the kernel's generator: %w", errno)
+	if err := quick.Ioctl(g.fd, rndReseedCRNG, nil); err != nil {
+		return fmt.Errorf("reseed the kernel's generator: %w", err)
 	}
 	return nil
 }

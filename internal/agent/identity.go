@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -19,12 +18,13 @@ const defaultHosts = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loo
 const hostsAddress = "127.0.1.1"
 
 // identityFiles are the files that name the machine. They are opened before the machine is captured and written in
-// each fork through these descriptors: a fork starts with a cold translation cache, in which opening, creating,
-// truncating and renaming would each cost a millisecond of code never run before. Nothing can replace the files in
-// between, because all processes are frozen.
+// each fork through these descriptors or, where their size stays the same, in memory: a fork starts with a cold
+// translation cache, in which opening, creating, writing, truncating and renaming would each cost a millisecond or more
+// of code never run before. Nothing can replace the files in between, because all processes are frozen.
 type identityFiles struct {
 	hostname, hosts, machineID, dbusID, bootID, identity *slot
 
+	mapped    bool   // where they can be
 	hostsRest []byte // /etc/hosts without the machine's own line
 }
 
@@ -32,11 +32,13 @@ type identityFiles struct {
 type slot struct {
 	fd   int
 	size int
+	mem  []byte // the whole file, mapped; nil if it is not
 }
 
 // openIdentity opens the files, makes those that are missing, and removes a seed that every sibling would start from.
-func openIdentity(sys *System) (*identityFiles, error) {
-	f := &identityFiles{}
+// Mapped ones are dirty and have new times then.
+func openIdentity(sys *System, mapped bool) (*identityFiles, error) {
+	f := &identityFiles{mapped: mapped}
 	if err := f.open(sys); err != nil {
 		f.close()
 		return nil, err
@@ -67,7 +69,7 @@ func (f *identityFiles) open(sys *System) (err error) {
 		if file.skip {
 			continue
 		}
-		if *file.slot, err = openSlot(file.path, file.mode); err != nil {
+		if *file.slot, err = openSlot(file.path, file.mode, f.mapped); err != nil {
 			return fmt.Errorf("prepare identity: open %s: %w", file.path, err)
 		}
 	}
@@ -87,7 +89,7 @@ func regular(path string) bool {
 }
 
 // openSlot opens the file itself: a link in its place, to somewhere that is not the machine's, is replaced.
-func openSlot(path string, mode uint32) (*slot, error) {
+func openSlot(path string, mode uint32, mapped bool) (*slot, error) {
 	const flags = unix.O_RDWR | unix.O_CREAT | unix.O_NOFOLLOW | unix.O_CLOEXEC
 	fd, err := unix.Open(path, flags, mode)
 	if errors.Is(err, unix.ELOOP) {
@@ -102,7 +104,11 @@ func openSlot(path string, mode uint32) (*slot, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, errors.Join(err, unix.Close(fd))
 	}
-	return &slot{fd: fd, size: int(st.Size)}, nil
+	s := &slot{fd: fd, size: int(st.Size)}
+	if mapped {
+		s.mem = mapFile(fd, s.size)
+	}
+	return s, nil
 }
 
 // put replaces the content. Where the file allows padding, what is shorter than before is filled up with pad instead of
@@ -115,6 +121,9 @@ func (s *slot) put(content []byte, pad byte) error {
 			content = append(content, pad)
 		}
 		content = append(content, last)
+	}
+	if len(content) == len(s.mem) && poke(s.mem, content) == nil {
+		return nil
 	}
 	n, err := unix.Pwrite(s.fd, content, 0)
 	if err == nil && n < len(content) {
@@ -130,6 +139,7 @@ func (s *slot) put(content []byte, pad byte) error {
 func (f *identityFiles) close() {
 	for _, s := range []*slot{f.hostname, f.hosts, f.machineID, f.dbusID, f.bootID, f.identity} {
 		if s != nil {
+			unmap(s.mem)
 			_ = unix.Close(s.fd)
 		}
 	}
@@ -155,12 +165,8 @@ func (f *identityFiles) readHosts() error {
 	return nil
 }
 
-// renew writes what makes the machine one of its own.
-func (f *identityFiles) renew(req *wire.AwakenRequest, generation uint64) error {
-	id, err := identityJSON(req, generation)
-	if err != nil {
-		return err
-	}
+// renew writes what makes the machine one of its own. Identity is the content of that file.
+func (f *identityFiles) renew(req *wire.AwakenRequest, identity []byte) error {
 	hosts := append([]byte(nil), f.hostsRest...)
 	hosts = append(hosts, hostsAddress+"\t"+req.Hostname+"\n"...)
 	for _, file := range []struct {
@@ -173,7 +179,7 @@ func (f *identityFiles) renew(req *wire.AwakenRequest, generation uint64) error 
 		{f.machineID, []byte(req.MachineID + "\n"), 0},
 		{f.dbusID, []byte(req.MachineID + "\n"), 0},
 		{f.bootID, []byte(req.BootID + "\n"), 0},
-		{f.identity, id, ' '},
+		{f.identity, identity, ' '},
 	} {
 		if file.slot == nil {
 			continue
@@ -183,15 +189,4 @@ func (f *identityFiles) renew(req *wire.AwakenRequest, generation uint64) error 
 		}
 	}
 	return nil
-}
-
-func identityJSON(req *wire.AwakenRequest, generation uint64) ([]byte, error) {
-	b, err := wire.Encode(&wire.Identity{
-		SandboxID: req.SandboxID, ForkIndex: req.Index, ForkCount: req.Count, SnapshotTag: req.SnapshotTag,
-		Hostname: req.Hostname, Generation: generation, CreatedAt: time.Now().UTC(),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("encode identity: %w", err)
-	}
-	return append(b, '\n'), nil
 }

@@ -48,19 +48,28 @@ func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, request []byte) err
 		}
 	}
 	// The children of this machine start with a tidy heap and collect no garbage on their way to the first answer.
+	if req.Settle {
+		touchHeap()
+	}
 	if req.Settle || heapBytes() > tidyHeap {
 		runtime.GC()
 	}
 	if !req.Settle {
 		a.rehearse(ctx)
 	}
-	if err := a.stop(ctx); err != nil {
+	if err := a.stop(ctx, req.Settle); err != nil {
 		return err
 	}
 	if ctx.Err() != nil { // nobody is told, so nobody would ask for the thaw
 		return errors.Join(context.Cause(ctx), a.thaw())
 	}
 	a.prepared.by = by
+	if req.Settle {
+		for pid := range a.cfg.Contexts.PIDs() {
+			populate(pid)
+		}
+		warmHeap()
+	}
 	return nil
 }
 
@@ -75,6 +84,29 @@ func heapBytes() uint64 {
 		return tidyHeap + 1 // not in this version of Go
 	}
 	return s[0].Value.Uint64()
+}
+
+// touchHeap has the kernel give the runtime memory, which the collection that follows makes free: what a fork allocates
+// is there already.
+func touchHeap() {
+	const room, page = 1 << 20, 4 << 10
+	b := make([]byte, room)
+	for i := 0; i < room; i += page {
+		b[i] = 1
+	}
+	runtime.KeepAlive(b)
+}
+
+// warmHeap has the runtime find memory for small objects of every size, which after a collection it would do at the
+// first object of each: in a fork, with code that runs for the first time in it and in the kernel.
+func warmHeap() {
+	const most = 4 << 10
+	for size := 8; size <= most; size += max(8, size/8) {
+		for range 2 {
+			runtime.KeepAlive(make([]byte, size))
+			runtime.KeepAlive(make([]*byte, size/8))
+		}
+	}
 }
 
 // freeze says which call froze the machine.
@@ -97,17 +129,20 @@ type prepared struct {
 	pids      []int // of which processes was made
 }
 
-// stop prepares the awakening and freezes all user processes.
-func (a *Agent) stop(ctx context.Context) (err error) {
+// stop prepares the awakening and freezes all user processes. For a machine that does not run on, last, all of it is
+// prepared in the freeze, which nobody waits for the end of, and goes further.
+func (a *Agent) stop(ctx context.Context, last bool) (err error) {
+	a.spent.close()
+	a.spent = nil
 	p := &prepared{}
 	var before []mark
 	for range 2 { // the first time makes what is missing, which changes it
 		before = a.marks()
-		if err := a.prepare(p); err != nil {
+		if err := a.prepare(p, false); err != nil {
 			p.close()
 			return err
 		}
-		if slices.Equal(before, a.marks()) {
+		if last || slices.Equal(before, a.marks()) {
 			break
 		}
 	}
@@ -121,19 +156,25 @@ func (a *Agent) stop(ctx context.Context) (err error) {
 		return err
 	}
 	a.prepared = p
-	if err := a.confirm(p, before); err != nil {
+	if last {
+		err = a.prepare(p, true)
+	} else {
+		err = a.confirm(p, before)
+	}
+	if err != nil {
 		return errors.Join(err, a.thaw())
 	}
 	return nil
 }
 
-// prepare fills in what does not need processes to be frozen, also again.
-func (a *Agent) prepare(p *prepared) error {
-	files, err := openIdentity(&a.cfg.System)
+// prepare fills in what does not need processes to be frozen, also again. Mapped files are awakened with less code, but
+// mapping changes them: not for the source of a branch, where each change has to be looked at.
+func (a *Agent) prepare(p *prepared, mapped bool) error {
+	files, err := openIdentity(&a.cfg.System, mapped)
 	if err != nil {
 		return err
 	}
-	p.close()
+	p.closeFiles()
 	p.files = files
 	p.hostKeys = listHostKeys(a.cfg.System.Root)
 	p.hooks = listHooks(a.cfg.System.Root)
@@ -144,10 +185,21 @@ func (a *Agent) prepare(p *prepared) error {
 	return nil
 }
 
-func (p *prepared) close() {
+func (p *prepared) closeFiles() {
 	if p.files != nil {
 		p.files.close()
 		p.files = nil
+	}
+}
+
+// close gives up what was prepared. Nil is nothing.
+func (p *prepared) close() {
+	if p == nil {
+		return
+	}
+	p.closeFiles()
+	if p.frozen != nil {
+		p.frozen.Close()
 	}
 }
 
@@ -163,7 +215,6 @@ func (a *Agent) freeze(ctx context.Context, p *prepared) (err error) {
 		if err = p.frozen.Freeze(limited); err == nil {
 			return nil
 		}
-		p.frozen.Close()
 	}
 	p.resume()
 	return err
@@ -172,7 +223,7 @@ func (a *Agent) freeze(ctx context.Context, p *prepared) (err error) {
 // confirm prepares again what user processes changed between the preparation and their freezing.
 func (a *Agent) confirm(p *prepared, before []mark) error {
 	if now := a.marks(); !slices.Equal(now, before) || recent(now, p.since) {
-		return a.prepare(p)
+		return a.prepare(p, false)
 	}
 	pids, err := a.cfg.Cgroups.PIDs()
 	if err != nil {
@@ -201,10 +252,9 @@ func (a *Agent) thaw() error {
 	if err := p.frozen.Thaw(); err != nil {
 		return err
 	}
-	a.prepared = nil
+	// Its descriptors are closed the next time: not now, on the way to a fork's first answer.
+	a.prepared, a.spent = nil, p
 	p.startAgain()
 	a.admitCalls()
-	p.frozen.Close()
-	p.close()
 	return nil
 }

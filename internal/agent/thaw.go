@@ -67,7 +67,7 @@ func (a *Agent) thawAt(ctx context.Context, received time.Time, s *wire.Stream, 
 	if clockErr != nil {
 		return clockErr
 	}
-	now, at, err := askClock(s)
+	now, at, err := askClock(asker(s))
 	if err != nil {
 		return fmt.Errorf("ask for the time: %w", err)
 	}

@@ -262,6 +262,31 @@ func TestClockIsNotPutBackForLittle(t *testing.T) {
 	}
 }
 
+// TestOnlyAParentIsMapped: mapping changes the files, so a branch would prepare them again with processes frozen. Both
+// are awakened.
+func TestOnlyAParentIsMapped(t *testing.T) {
+	for _, last := range []bool{false, true} {
+		m := branchable(t)
+		if err := m.stop(t.Context(), last); err != nil {
+			t.Fatal(err)
+		}
+		files := m.prepared.files
+		for _, s := range []*slot{files.hostname, files.hosts, files.machineID, files.bootID, files.identity} {
+			if (s.mem != nil) != last {
+				t.Errorf("parent: %v, mapped: %v", last, s.mem != nil)
+			}
+		}
+		r := request()
+		r.SandboxID, r.Hostname = "sb-2", "other"
+		if _, err := call(t, m.on(2, wire.MethodAwaken), r); err != nil {
+			t.Fatal(err)
+		}
+		if got := m.get(t, "etc/hostname"); got != "other\n" || m.allFrozen() {
+			t.Errorf("parent: %v: hostname %q, frozen: %v", last, got, m.allFrozen())
+		}
+	}
+}
+
 // TestNothingSlowWhileFrozen: what a branch's source waits for is the freezing and no more.
 func TestNothingSlowWhileFrozen(t *testing.T) {
 	m := branchable(t)

@@ -105,13 +105,37 @@ func (s *source) frozen(t *testing.T) bool {
 
 func (s *source) awaken(t *testing.T, c *guest.Conn, id string) {
 	t.Helper()
-	_, err := c.Awaken(t.Context(), &wire.AwakenRequest{
+	if _, err := c.Awaken(t.Context(), identity(id)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func identity(id string) *wire.AwakenRequest {
+	return &wire.AwakenRequest{
 		SandboxID: id, Hostname: id, MachineID: strings.Repeat("0a", 16), BootID: "01234567-89ab-4def-8123-456789abcdef",
 		Entropy: make([]byte, 64),
-	})
+	}
+}
+
+// inHandshake awakens in the first exchange, byCall in the session.
+func (s *source) inHandshake(t *testing.T, id string) *guest.Conn {
+	t.Helper()
+	c, report, err := guest.AwakenFirst(t.Context(), s.dial, 2, identity(id))
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = c.Close() })
+	if len(report.Renewed) == 0 || c.Hello().Generation != 2 {
+		t.Errorf("%+v, %+v", report, c.Hello())
+	}
+	return c
+}
+
+func (s *source) byCall(t *testing.T, id string) *guest.Conn {
+	t.Helper()
+	c := s.connect(t, 2)
+	s.awaken(t, c, id)
+	return c
 }
 
 func appears(t *testing.T, path string) {
@@ -183,6 +207,11 @@ func TestThawOnANewConnection(t *testing.T) {
 
 // TestStreamsInACopy: what ran goes on and can be attached to; what had not begun does not begin.
 func TestStreamsInACopy(t *testing.T) {
+	t.Run("awakened in the handshake", func(t *testing.T) { streamsInACopy(t, (*source).inHandshake) })
+	t.Run("awakened by a call", func(t *testing.T) { streamsInACopy(t, (*source).byCall) })
+}
+
+func streamsInACopy(t *testing.T, awaken func(*source, *testing.T, string) *guest.Conn) {
 	s := startSource(t)
 	first := s.connect(t, 1)
 	s.awaken(t, first, "sb-1")
@@ -215,13 +244,22 @@ func TestStreamsInACopy(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	c := s.connect(t, 2)
+	c := awaken(s, t, "sb-2")
 	for range 2 {
 		if err := <-broken; err == nil {
 			t.Error("a call of the first connection ended well")
 		}
 	}
-	s.awaken(t, c, "sb-2")
+	if s.frozen(t) {
+		t.Error("still frozen")
+	}
+	// It is a machine like another from then on.
+	if err := c.Quiesce(t.Context(), wire.QuiesceRequest{}); err != nil || !s.frozen(t) {
+		t.Errorf("%v, frozen: %v", err, s.frozen(t))
+	}
+	if report, err := c.Thaw(t.Context(), "sb-2"); err != nil || !report.Thawed || s.frozen(t) {
+		t.Errorf("%+v, %v", report, err)
+	}
 	list, err := call.Processes(t.Context(), c)
 	if err != nil || len(list) != 1 || list[0].PID != pid || list[0].Tag == nil || *list[0].Tag != "job" {
 		t.Fatalf("%+v, %v", list, err)

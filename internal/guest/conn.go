@@ -5,6 +5,7 @@ package guest
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -28,7 +29,10 @@ const (
 	// long. A port that missed its opening stays silent for as long as it is left open: seen, rarely, after a daemon had
 	// been killed in a capture.
 	firstPatience = 500 * time.Millisecond
-	maxOpening    = 64
+	// maxOpening are the calls that the agent has not yet said anything to: more than it serves at once.
+	maxOpening = 512
+	// maxClockQuestions is more than an agent asks.
+	maxClockQuestions = 16
 )
 
 // ErrProtocol says that the agent and this program cannot talk to each other.
@@ -46,7 +50,7 @@ type Conn struct {
 func Dial(ctx context.Context, dial func(context.Context) (net.Conn, error), generation uint64) (*Conn, error) {
 	for patience := firstPatience; ; patience *= 2 {
 		attempt, cancel := context.WithTimeout(ctx, patience)
-		c, err := dialOnce(attempt, dial, generation)
+		c, err := open(attempt, dial, func(nc net.Conn) (*Conn, error) { return handshake(nc, generation) })
 		tired := attempt.Err() != nil
 		cancel()
 		if err == nil || !tired {
@@ -58,13 +62,27 @@ func Dial(ctx context.Context, dial func(context.Context) (net.Conn, error), gen
 	}
 }
 
-func dialOnce(ctx context.Context, dial func(context.Context) (net.Conn, error), generation uint64) (*Conn, error) {
+// AwakenFirst connects to a fresh fork and gives it its identity in the same exchange, which spares the fork the work of
+// a session before it is awake. The agent must be of protocol version 2 at least and have its port open, as in every
+// fork: it is asked once. A refusal by the guest is a *wire.Error. After an error the child must be killed: none of its
+// processes has run.
+func AwakenFirst(
+	ctx context.Context, dial func(context.Context) (net.Conn, error), generation uint64, req *wire.AwakenRequest,
+) (*Conn, *wire.AwakenReport, error) {
+	c, err := open(ctx, dial, func(nc net.Conn) (*Conn, error) { return awakening(nc, generation, req) })
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, c.hello.Awakened, nil
+}
+
+func open(ctx context.Context, dial func(context.Context) (net.Conn, error), shake func(net.Conn) (*Conn, error)) (*Conn, error) {
 	nc, err := dial(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("connect to guest agent: %w", err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
-	c, err := handshake(nc, generation)
+	c, err := shake(nc)
 	if !stop() && err == nil {
 		err = context.Cause(ctx)
 		_ = c.Close()
@@ -99,14 +117,63 @@ func handshake(nc net.Conn, generation uint64) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	return begin(nc, r, b)
+}
+
+// awakening is the handshake with a request in it.
+func awakening(nc net.Conn, generation uint64, req *wire.AwakenRequest) (*Conn, error) {
+	identity, err := wire.IdentityFile(req, generation, time.Now())
+	if err != nil {
+		return nil, fmt.Errorf("encode %s: %w", wire.MethodAwaken, err)
+	}
+	p := wire.Preamble{Version: wire.Version, Awaken: true, Generation: generation}
+	_, _ = rand.Read(p.Nonce[:]) // never fails
+	// One write, so that the guest has one interrupt.
+	var first bytes.Buffer
+	first.Write(p.Append(nil))
+	if _, err := wire.NewChunkWriter(&first).Write(wire.AppendAwaken(nil, req, identity)); err != nil {
+		return nil, err
+	}
+	if _, err := nc.Write(first.Bytes()); err != nil {
+		return nil, err
+	}
+	r, w := bufio.NewReaderSize(nc, 32<<10), wire.NewChunkWriter(nc)
+	for range maxClockQuestions {
+		b, err := wire.ReadAnswer(r, p.Nonce)
+		if err != nil {
+			return nil, err
+		}
+		if len(b) == 0 { // the agent asks for the time
+			if _, err := w.Write(wire.AppendClock(nil, time.Now())); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		c, err := begin(nc, r, b)
+		switch {
+		case err != nil:
+			return nil, err
+		case c.hello.Refusal != nil:
+			return nil, errors.Join(c.hello.Refusal, c.Close())
+		case c.hello.Awakened == nil:
+			return nil, errors.Join(fmt.Errorf("%w: an answer without a report", ErrProtocol), c.Close())
+		}
+		return c, nil
+	}
+	return nil, fmt.Errorf("%w: more than %d questions for the time", ErrProtocol, maxClockQuestions)
+}
+
+// begin starts the session after an answer.
+func begin(nc net.Conn, r *bufio.Reader, hello []byte) (*Conn, error) {
 	c := &Conn{}
-	if err := json.Unmarshal(b, &c.hello); err != nil {
+	if err := json.Unmarshal(hello, &c.hello); err != nil {
 		return nil, fmt.Errorf("%w: unreadable hello: %w", ErrProtocol, err)
 	}
 	if v := c.hello.Version; v > wire.Version || v < wire.Version-1 || v < 1 {
 		return nil, fmt.Errorf("%w: agent speaks version %d, this forkd versions %d to %d; build the snapshot again",
 			ErrProtocol, v, max(1, wire.Version-1), wire.Version)
 	}
+	var err error
 	c.session, err = mux.Client(&sessionConn{Conn: nc, r: r, w: wire.NewChunkWriter(nc)}, maxOpening)
 	if err != nil {
 		return nil, fmt.Errorf("start session: %w", err)

@@ -190,21 +190,28 @@ func (m *fakeMachine) serve(conn net.Conn) {
 	if err != nil {
 		return
 	}
-	hello, _ := json.Marshal(wire.Hello{Version: wire.Version, Generation: p.Generation, Phase: "ready", Features: []string{wire.FeatureThaw}})
-	if _, err := conn.Write(wire.AppendAnswer(nil, p.Nonce, hello)); err != nil {
-		return
-	}
-	session, err := mux.Server(port, 16)
-	if err != nil {
-		return
-	}
-	defer session.Close()
-	for {
-		c, err := session.AcceptStream()
-		if err != nil {
+	hello := wire.Hello{Version: wire.Version, Generation: p.Generation, Phase: "ready", Features: []string{wire.FeatureThaw}}
+	if p.Awaken {
+		if _, _, err := wire.ReadAwaken(port, nil); err != nil {
 			return
 		}
-		m.answer(wire.NewStream(c))
+		if hello.Refusal = m.e.awaken(m.n); hello.Refusal == nil {
+			m.setFrozen(false)
+			hello.Awakened = &wire.AwakenReport{Renewed: []string{"kernel_entropy"}}
+		}
+	}
+	b, _ := json.Marshal(hello)
+	if _, err := conn.Write(wire.AppendAnswer(nil, p.Nonce, b)); err != nil {
+		return
+	}
+	session := mux.NewServer(conn, 16, func(st *mux.Stream) { go m.answer(wire.NewStream(st)) })
+	defer session.Close()
+	buf := make([]byte, 4096)
+	for {
+		n, err := port.Read(buf)
+		if err != nil || session.Feed(buf[:n]) != nil {
+			return
+		}
 	}
 }
 
@@ -356,7 +363,7 @@ func fakeHost(t *testing.T, e *fakeEngine, change func(*Config)) *Host {
 		}
 		checkEmpty(t, home.Machines())
 	})
-	addSnapshot(t, h, fakeTag)
+	addSnapshot(t, h, fakeTag, wire.Version)
 	return h
 }
 
@@ -371,7 +378,8 @@ func checkEmpty(t *testing.T, dir string) {
 	}
 }
 
-func addSnapshot(t *testing.T, h *Host, tag string) {
+// addSnapshot adds one whose agent speaks a version of the protocol.
+func addSnapshot(t *testing.T, h *Host, tag string, protocol int) {
 	t.Helper()
 	ctx := t.Context()
 	raw := filepath.Join(t.TempDir(), "disk.raw")
@@ -412,7 +420,7 @@ func addSnapshot(t *testing.T, h *Host, tag string) {
 	}
 	m := store.Snapshot{
 		FormatVersion: store.FormatVersion, Tag: tag, CreatedAt: time.Now().UTC(), Image: img.ID, ImageDisk: base.Digest,
-		Memory: mem.Digest, Disk: top.Digest, Warm: []string{},
+		Memory: mem.Digest, Disk: top.Digest, Warm: []string{}, Protocol: protocol,
 		Engine: engine.Format{Engine: "fake", Version: "1.0", CPUs: 1, MemoryBytes: fakeMemory},
 	}
 	m = m.WithState([]byte("device state of " + tag))

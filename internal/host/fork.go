@@ -170,7 +170,7 @@ func (h *Host) forkOne(ctx context.Context, spec ForkSpec, from *origin, hot *ho
 		return nil, err
 	}
 	u.Add(func() { _ = s.machine.Close() })
-	if err := s.awaken(ctx, spec); err != nil {
+	if err := s.awaken(ctx, spec, from.snapshot.Protocol); err != nil {
 		return nil, withConsole(err, s.machine.Console())
 	}
 	u.Add(func() { _ = s.conn.Close() })
@@ -224,12 +224,21 @@ func diskFormat(chain []string) string {
 
 // awaken gives the child its own identity and waits for the confirmation. Whatever fails here, the caller kills the
 // machine: a child that kept its parent's entropy must never run user code (invariant 4).
-func (s *sandbox) awaken(ctx context.Context, spec ForkSpec) error {
+// Protocol is the version that the agent in the snapshot speaks.
+func (s *sandbox) awaken(ctx context.Context, spec ForkSpec, protocol int) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, awakenTimeout,
 		fmt.Errorf("the guest did not confirm its new identity within %s", awakenTimeout))
 	defer cancel()
 	ctx, stop := untilDead(ctx, s.machine)
 	defer stop()
+	if protocol >= wire.Version {
+		conn, report, err := guest.AwakenFirst(ctx, s.machine.DialGuest, s.generation, identity(s, spec.Env))
+		if err != nil {
+			return fmt.Errorf("awaken: %w", s.because(ctx, err))
+		}
+		s.conn, s.report = conn, report
+		return nil
+	}
 	conn, err := guest.Dial(ctx, s.machine.DialGuest, s.generation)
 	if err != nil {
 		return fmt.Errorf("reach the agent: %w", s.because(ctx, err))

@@ -193,7 +193,7 @@ func TestHotImagesAreBoundedAndEvicted(t *testing.T) {
 	e := newFakeEngine()
 	h := fakeHost(t, e, func(c *Config) { c.HotMaxBytes = 2 * fakeMemory })
 	for _, tag := range []string{"b", "c"} {
-		addSnapshot(t, h, tag)
+		addSnapshot(t, h, tag, 1)
 	}
 	ids := map[string]string{}
 	for _, tag := range []string{fakeTag, "b"} {

@@ -27,8 +27,9 @@ type warmed struct {
 	boot, warm time.Duration
 }
 
-// parentName is the host name a parent has while it is warmed; no child keeps it.
-const parentName = "forkd-parent"
+// parentName is the host name a parent has while it is warmed; no child keeps it. It is as long as a child's, whose files
+// are overwritten in place.
+const parentName = "parent-of-forks"
 
 // warm boots a machine from the image, runs the recipe's warm-up and freezes it. The machine is gone afterwards,
 // whatever is returned.
@@ -64,12 +65,30 @@ func (b *build) warm(ctx context.Context, dir, overlay, base string) (*warmed, e
 	if err := conn.Quiesce(dead, wire.QuiesceRequest{Settle: true}); err != nil {
 		return nil, withConsole(fmt.Errorf("freeze processes: %w", causeOr(dead, err)), machine.Console())
 	}
+	if err := rest(dead); err != nil {
+		return nil, withConsole(fmt.Errorf("freeze processes: %w", err), machine.Console())
+	}
 	// The connection stays open: every child wakes up in the middle of it.
 	w.checkpoint, err = machine.Freeze(ctx)
 	if err != nil {
 		return nil, withConsole(fmt.Errorf("freeze machine: %w", err), machine.Console())
 	}
 	return w, nil
+}
+
+// restTime is how long a parent has nothing to do before it is frozen. What is still under way then, the end of the last
+// call or the kernel tidying up after it, every child would do again, as the first thing it does.
+const restTime = 300 * time.Millisecond
+
+func rest(ctx context.Context) error {
+	timer := time.NewTimer(restTime)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // warmup runs what the recipe says and returns what is warm now.

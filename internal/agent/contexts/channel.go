@@ -35,10 +35,20 @@ func (c *Context) setSink(sink func(wire.Kind, []byte) error) {
 // errGone is the end of the process seen on the control channel.
 var errGone = errors.New("the interpreter is gone")
 
+// maxKept is how large a buffer for requests is kept. It has been used before in a fork, so it is there; fresh memory
+// would have to be found by the runtime and the kernel.
+const maxKept = 64 << 10
+
 // request sends a message and returns its number. It needs the turn.
 func (c *Context) request(op string, args tuple) (int, error) {
 	c.sequence++
-	if _, err := c.ctl.Write(appendMessage(nil, op, c.sequence, args)); err != nil {
+	b := appendMessage(c.out[:0], op, c.sequence, args)
+	_, err := c.ctl.Write(b)
+	clear(b) // there are seeds among it
+	if c.out = b[:0]; cap(b) > maxKept {
+		c.out = nil
+	}
+	if err != nil {
 		return 0, errGone
 	}
 	return c.sequence, nil
@@ -68,6 +78,12 @@ func (c *Context) receive(sequence int) (any, error) {
 // frame reads one frame; it is valid until the next call.
 func (c *Context) frame() ([]byte, error) {
 	const room = 8 << 10
+	if n := copy(c.buf, c.buf[c.parsed:]); cap(c.buf) > maxKept {
+		c.buf = append([]byte(nil), c.buf[:n]...)
+	} else {
+		c.buf = c.buf[:n]
+	}
+	c.parsed = 0
 	for {
 		if len(c.buf) >= 4 {
 			n := int(c.buf[0])<<24 | int(c.buf[1])<<16 | int(c.buf[2])<<8 | int(c.buf[3])
@@ -75,10 +91,8 @@ func (c *Context) frame() ([]byte, error) {
 				return nil, errMarshal
 			}
 			if len(c.buf) >= 4+n {
-				b := c.buf[4 : 4+n]
-				// What follows moves to a buffer of its own: nothing does, normally.
-				c.buf = append([]byte(nil), c.buf[4+n:]...)
-				return b, nil
+				c.parsed = 4 + n
+				return c.buf[4 : 4+n], nil
 			}
 		}
 		if cap(c.buf)-len(c.buf) < room {

@@ -26,6 +26,7 @@ import (
 
 	"forkd.dev/forkd/internal/agent/account"
 	"forkd.dev/forkd/internal/agent/pipe"
+	"forkd.dev/forkd/internal/agent/quick"
 	"forkd.dev/forkd/internal/agent/reap"
 	"forkd.dev/forkd/internal/guest/wire"
 )
@@ -84,14 +85,17 @@ type Context struct {
 	cwd   string
 	child *reap.Child
 	gone  chan struct{} // closed when the process has ended and what hung on it has been told
-	ctl   *os.File
+	ctl   *quick.Conn
 	outs  []*pipe.Outlet
 
 	// turn is a token: who holds it talks to the interpreter. It is handed on in the order of asking.
 	turn      chan struct{}
-	sequence  int    // of the last request; guarded by turn
-	buf       []byte // received and not yet parsed; guarded by turn
-	signalled bool   // an interrupt was sent during the last evaluation and may have come late; guarded by turn
+	sequence  int             // of the last request; guarded by turn
+	buf       []byte          // received and not yet parsed; guarded by turn
+	parsed    int             // of buf: the last frame; guarded by turn
+	out       []byte          // room for requests; guarded by turn
+	seed      [seedBytes]byte // room for that; guarded by turn
+	signalled bool            // an interrupt was sent during the last evaluation and may have come late; guarded by turn
 
 	// sinkMu is held while output is handed over, so that who changes the sink knows that the old one is out of use.
 	sinkMu sync.Mutex

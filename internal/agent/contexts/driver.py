@@ -1,7 +1,8 @@
 # The Python side of a context. The agent starts it with one end of a socket as descriptor CONTROL and sends requests,
-# one at a time; each is answered with one message. A message is a 4 byte big-endian length and a marshalled (version 2)
-# tuple: marshal is part of the interpreter, runs no Python code and is short, which counts right after a fork, when
-# every instruction is emulated for the first time. Works with Python 3.8 and newer.
+# one at a time; each is answered with one message. A message is a marshalled (version 2) tuple: marshal is part of the
+# interpreter, runs no Python code and is short, which counts right after a fork, when every instruction is emulated for
+# the first time. A request has its own length as first element, a reply comes after its length, 4 bytes big-endian.
+# Works with Python 3.8 and newer.
 #
 # User code runs in a module of its own, registered as __main__. Nothing here is visible to it but in sys._getframe.
 # Beyond what the interpreter itself has loaded only traceback and linecache are imported.
@@ -45,6 +46,10 @@ def driver():
     sources_size = 0
     loop = None
     held = b""
+    # The heads of short replies.
+    heads = [n.to_bytes(4, "big") for n in range(1024)]
+    # The memory of numpy's global generator, between facts and whatever runs next.
+    twister = None
 
     def on_sigint(signum, frame):
         nonlocal pending
@@ -63,19 +68,28 @@ def driver():
     def receive():
         nonlocal held
         data = held or read(CONTROL, 65536)
-        while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
-            more = read(CONTROL, 1 << 20)
-            if not more:
-                _exit(0)
-            data += more
-        size = 4 + int.from_bytes(data[:4], "big")
-        # Normally nothing: a second request comes with the first only when that was given up.
-        held = data[size:]
-        return marshal.loads(memoryview(data)[4:size])
+        while True:
+            try:
+                message = marshal.loads(data)
+                break
+            except EOFError:  # not yet all of it
+                more = read(CONTROL, 1 << 20)
+                if not more:
+                    _exit(0)
+                data += more
+        held = b""
+        if message[0] != len(data):
+            # A second request comes with the first only when that was given up.
+            held = data[message[0] :]
+        return message
 
     def send(message):
         data = marshal.dumps(message, 2)
-        data = len(data).to_bytes(4, "big") + data
+        n = len(data)
+        if n < 1024:
+            data = heads[n] + data
+        else:
+            data = n.to_bytes(4, "big") + data
         n = write(CONTROL, data)
         while n < len(data):
             data = data[n:]
@@ -86,9 +100,10 @@ def driver():
             text = "%s… [%d more characters cut]" % (text[:limit], len(text) - limit)
         return text
 
-    def remember(name, code):
+    def remember(name, code, simple):
         nonlocal sources_size
-        linecache.cache[name] = (len(code), None, code.splitlines(True), name)
+        lines = [code] if simple else code.splitlines(True)
+        linecache.cache[name] = (len(code), None, lines, name)
         sources[name] = len(code)
         sources_size += len(code)
         while sources_size > MAX_SOURCES and len(sources) > 1:
@@ -196,14 +211,14 @@ def driver():
             pass
 
     def evaluate(name, code, simple, env):
-        nonlocal user, pending
-        text = error = before = None
+        nonlocal user, pending, twister
+        twister = text = error = before = None
         try:
             try:
                 if env:
                     before = {k: environ.get(k) for k in env}
                     environ.update(env)
-                remember(name, code)
+                remember(name, code, simple)
                 user = True
                 if pending:
                     raise KeyboardInterrupt
@@ -242,7 +257,7 @@ def driver():
         flush()
         _exit(code & 0xFF)
 
-    def renew(seed, env):
+    def renew(number, state, seed, env):
         # The first thing that runs in a clone: no imports, no system calls but what ssl needs.
         done, failed = [], []
         if env:
@@ -251,7 +266,8 @@ def driver():
         random = modules.get("random")
         if random is not None:
             try:
-                random._inst.seed(int.from_bytes(seed[:32], "little"))
+                # What random.seed comes to for an integer.
+                modules["_random"].Random.seed(random._inst, number)
                 random._inst.gauss_next = None
                 done.append("random")
             except Exception as e:  # still being imported, or somebody else's module of that name
@@ -259,16 +275,19 @@ def driver():
         mtrand = modules.get("numpy.random.mtrand")
         if mtrand is not None:
             try:
-                # Not seed: that takes 32 bits, or twice as much code for more.
-                key = modules["numpy"].frombuffer(seed, "u4", 624, 64)
-                mtrand._rand.set_state(("MT19937", key, 624))
+                if twister is not None:
+                    twister.raw = state
+                else:
+                    # Not seed: that takes 32 bits, or twice as much code for more.
+                    key = modules["numpy"].frombuffer(state, "u4", 624)
+                    mtrand._rand.set_state(("MT19937", key, 624))
                 done.append("numpy.random")
             except Exception as e:
                 failed.append(("numpy.random", repr(e)))
         ssl = modules.get("_ssl")
         if ssl is not None:
             try:
-                ssl.RAND_add(seed[32:64], 32.0)
+                ssl.RAND_add(seed, 32.0)
                 done.append("openssl")
             except Exception as e:
                 failed.append(("openssl", repr(e)))
@@ -278,9 +297,26 @@ def driver():
             done.append("tempfile")
         return tuple(done), tuple(failed)
 
+    def find_twister(mtrand):
+        # numpy's set_state is 800 blocks of code that a clone would translate anew, to copy 624 words and set three
+        # variables. Where the state is, and looks, as in every numpy so far, the clone can copy it itself: key, then
+        # position. Nothing else may run before it does.
+        ctypes = modules.get("ctypes")
+        if ctypes is None or len(sys._current_frames()) > 1:
+            return None
+        try:
+            kind, key, position, gauss, _ = mtrand._rand.get_state()
+            memory = (ctypes.c_char * 2500).from_address(mtrand._rand._bit_generator.ctypes.state_address)
+            if kind != "MT19937" or gauss or memory.raw != key.tobytes() + position.to_bytes(4, sys.byteorder):
+                return None
+            return memory
+        except Exception:
+            return None
+
     def facts(search):
         # Before a freeze: what a clone cannot renew. To search is to count a reference to every object, which makes the
         # whole heap the machine's own memory: not for the source of a branch.
+        nonlocal twister
         found = {}
         random, mtrand = modules.get("random"), modules.get("numpy.random.mtrand")
         generator = modules.get("numpy.random._generator")
@@ -288,7 +324,9 @@ def driver():
         if random is not None:
             kinds.append(random.Random)
             known.append(getattr(random, "_inst", None))
+        twister = None
         if mtrand is not None:
+            twister = find_twister(mtrand)
             kinds.append(mtrand.RandomState)
             known.append(getattr(mtrand, "_rand", None))
         if generator is not None:
@@ -319,7 +357,7 @@ def driver():
 
     def serve():
         nonlocal pending
-        op, sequence, args = receive()
+        _, op, sequence, args = receive()
         if op == "eval":
             name, code, simple, env, late = args
             if late:

@@ -14,9 +14,10 @@ import (
 )
 
 // Eval runs code in a context, made when there is none of that id. Output goes to sink while it runs; when Eval returns
-// all that the code wrote has been handed over and sink is out of use. A caller whose ctx ends leaves: the code runs
-// on. What ends the code (an exception, a time limit, the death of the interpreter) is in the result; an error means
-// that it was not run, or that the caller left.
+// all that the code wrote has been handed over and sink is out of use. The caller waits for the code even when nobody
+// waits for the caller any more: a sink that fails is not used again, and ctx ends only what comes before the code. What
+// ends the code (an exception, a time limit, the death of the interpreter) is in the result; an error means that it was
+// not run.
 func (m *Manager) Eval(ctx context.Context, req *wire.EvalRequest, sink func(wire.Kind, []byte) error) (*wire.EvalResult, error) {
 	cfg := wire.ContextConfig{ID: req.Context, Language: req.Language}
 	if err := check(&cfg); err != nil {
@@ -36,30 +37,19 @@ func (m *Manager) Eval(ctx context.Context, req *wire.EvalRequest, sink func(wir
 	}
 	select {
 	case c.turn <- struct{}{}:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	default:
+		select {
+		case c.turn <- struct{}{}:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
 	c.setSink(sink)
-	done := make(chan *wire.EvalResult, 1)
-	go func() {
-		c.renewLate()
-		result := c.evaluate(req)
-		c.setSink(nil)
-		<-c.turn
-		done <- result
-	}()
-	select {
-	case result := <-done:
-		return result, nil
-	case <-ctx.Done():
-	}
-	// Whatever is being sent to the caller fails now, and nothing may be sent after this.
-	c.sinkMu.Lock()
-	if c.sink != nil {
-		c.sink = discard
-	}
-	c.sinkMu.Unlock()
-	return nil, context.Cause(ctx)
+	c.renewLate()
+	result := c.evaluate(req)
+	c.setSink(nil)
+	<-c.turn
+	return result, nil
 }
 
 // evaluate needs the turn.

@@ -9,7 +9,7 @@ import (
 )
 
 // Python's marshal format, version 2, as far as the driver uses it: None, booleans, 32-bit integers, strings, bytes,
-// tuples, dictionaries. In Go: nil, bool, int, string, []byte, []any, map[string]string (encoding) and []any of keys and
+// tuples, dictionaries. In Go: nil, bool, int, number (encoding), string, []byte, []any, map[string]string (encoding) and []any of keys and
 // values in turn (decoding).
 
 type tuple []any
@@ -29,6 +29,8 @@ func appendValue(b []byte, v any) []byte {
 		return append(appendSize(append(b, 'u'), len(v)), v...)
 	case []byte:
 		return append(appendSize(append(b, 's'), len(v)), v...)
+	case number:
+		return v.append(b)
 	case tuple:
 		b = appendSize(append(b, '('), len(v))
 		for _, e := range v {
@@ -47,6 +49,35 @@ func appendValue(b []byte, v any) []byte {
 	default:
 		panic(fmt.Sprintf("marshal: no encoding for %T", v)) // a bug of this package
 	}
+}
+
+// number is a positive integer of any size, the lowest byte first.
+type number []byte
+
+// append writes digits of 15 bits, the lowest first, and no leading zeros.
+func (n number) append(b []byte) []byte {
+	at := len(b)
+	b = appendSize(append(b, 'l'), 0)
+	var bits, have uint32
+	digits, significant := 0, 0
+	for i := 0; i < len(n) || have > 0; {
+		for have < 15 && i < len(n) {
+			bits |= uint32(n[i]) << have
+			have += 8
+			i++
+		}
+		digit := bits & (1<<15 - 1)
+		b = binary.LittleEndian.AppendUint16(b, uint16(digit))
+		digits++
+		if digit != 0 {
+			significant = digits
+		}
+		bits >>= 15
+		have -= min(have, 15)
+	}
+	b = b[:len(b)-2*(digits-significant)]
+	binary.LittleEndian.PutUint32(b[at+1:], uint32(significant))
+	return b
 }
 
 func appendSize(b []byte, n int) []byte { return binary.LittleEndian.AppendUint32(b, uint32(int32(n))) }
@@ -124,12 +155,15 @@ func validText(b []byte) string {
 	return string([]rune(string(b)))
 }
 
-// appendMessage frames a request.
+// appendMessage makes a request. Its own length comes first in it.
 func appendMessage(b []byte, op string, sequence int, args tuple) []byte {
 	at := len(b)
-	b = append(b, 0, 0, 0, 0)
-	b = appendValue(b, tuple{op, sequence, args})
-	binary.BigEndian.PutUint32(b[at:], uint32(len(b)-at-4))
+	b = appendSize(append(b, '('), 4)
+	b = appendSize(append(b, 'i'), 0)
+	b = appendValue(b, op)
+	b = appendValue(b, sequence)
+	b = appendValue(b, args)
+	binary.LittleEndian.PutUint32(b[at+6:], uint32(len(b)-at))
 	return b
 }
 

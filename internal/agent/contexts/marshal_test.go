@@ -76,3 +76,22 @@ func TestExpression(t *testing.T) {
 		}
 	}
 }
+
+// As CPython writes integers that do not fit into 32 bits.
+func TestMarshalNumber(t *testing.T) {
+	for _, tt := range []struct {
+		in   number
+		want string
+	}{
+		{number{1}, "l\x01\x00\x00\x00\x01\x00"},
+		{number{}, "l\x00\x00\x00\x00"},
+		{number{0, 0, 0}, "l\x00\x00\x00\x00"},
+		{number{0xff, 0xff}, "l\x02\x00\x00\x00\xff\x7f\x01\x00"},
+		{number{0, 0, 0, 0, 1}, "l\x03\x00\x00\x00\x00\x00\x00\x00\x04\x00"},
+		{number{0xff, 0xff, 0xff, 0xff, 0, 0, 0}, "l\x03\x00\x00\x00\xff\x7f\xff\x7f\x03\x00"},
+	} {
+		if got := string(appendValue(nil, tt.in)); got != tt.want {
+			t.Errorf("% x: % x, want % x", []byte(tt.in), got, tt.want)
+		}
+	}
+}

@@ -2,13 +2,13 @@ package contexts
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"forkd.dev/forkd/internal/agent/quick"
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
@@ -113,8 +113,8 @@ func (c *Context) tryTurn() bool {
 // Renew gives every context of a clone a random state of its own and the sandbox's environment, before any code runs in
 // it: the command is in the interpreter's channel when thaw lets its cgroup run. The kernel's generator must have been
 // reseeded. It returns what was renewed ("context:default:random"), what could not be, and an error when a context was
-// thawed but did not confirm within two seconds: then the clone must not be used. The environment is set for later
-// processes too.
+// thawed but did not confirm, by the deadline of ctx if it has one: then the clone must not be used. The environment is
+// set for later processes too.
 //
 // It runs where every instruction is emulated for the first time: keep it short.
 func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(contextID string) error) ([]string, []wire.NotRenewed, error) {
@@ -147,10 +147,7 @@ func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(co
 			return nil, nil, fmt.Errorf("thaw context %s: %w", c.id, err)
 		}
 	}
-	deadline := time.Now().Add(renewLimit)
-	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
-		deadline = d
-	}
+	deadline, _ := ctx.Deadline()
 	var renewed []string
 	for _, c := range asked {
 		done, failed, err := c.confirm(deadline)
@@ -164,29 +161,41 @@ func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(co
 	return renewed, not, nil
 }
 
-// seedBytes are 32 for random, 32 for OpenSSL, and the 624 words of numpy's Mersenne twister.
-const seedBytes = 64 + 4*624
+// The seed of a context: 32 bytes for random, 32 for OpenSSL, and the 624 words of numpy's Mersenne twister, followed by
+// its position, at the end of them: the next number makes the twister turn over all words.
+const (
+	forRandom  = 32
+	forOpenSSL = 32
+	words      = 624
+	seedBytes  = forRandom + forOpenSSL + 4*words + 4
+)
 
 func (c *Context) askRenewal(env map[string]string) error {
 	// The interpreter gets random bytes instead of asking the kernel for them: system calls it has not made yet in this
 	// machine are slow.
-	seed := make([]byte, seedBytes)
-	if n, err := unix.Getrandom(seed, 0); err != nil || n != len(seed) {
-		return fmt.Errorf("get %d random bytes: got %d: %w", len(seed), n, err)
+	seed := c.seed[:]
+	if err := quick.Random(seed[:seedBytes-4]); err != nil {
+		return fmt.Errorf("get %d random bytes: %w", seedBytes-4, err)
 	}
+	defer clear(seed)
 	// What a thread printed before the snapshot is the parent's.
 	c.sinkMu.Lock()
 	c.kept.Clear()
 	c.sinkMu.Unlock()
-	_, err := c.request("renew", tuple{seed, env})
+	binary.NativeEndian.PutUint32(seed[seedBytes-4:], words)
+	_, err := c.request("renew", tuple{
+		number(seed[:forRandom]), seed[forRandom+forOpenSSL:], seed[forRandom : forRandom+forOpenSSL], env,
+	})
 	return err
 }
 
 // confirm waits for the answer to askRenewal.
 func (c *Context) confirm(deadline time.Time) (renewed []string, not []wire.NotRenewed, err error) {
-	_ = c.ctl.SetReadDeadline(deadline)
+	if !deadline.IsZero() {
+		_ = c.ctl.SetReadDeadline(deadline)
+		defer func() { _ = c.ctl.SetReadDeadline(time.Time{}) }()
+	}
 	reply, err := c.receive(c.sequence)
-	_ = c.ctl.SetReadDeadline(time.Time{})
 	if err != nil {
 		return nil, nil, err
 	}

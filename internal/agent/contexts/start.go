@@ -14,6 +14,7 @@ import (
 	"forkd.dev/forkd/internal/agent/account"
 	"forkd.dev/forkd/internal/agent/pipe"
 	"forkd.dev/forkd/internal/agent/process"
+	"forkd.dev/forkd/internal/agent/quick"
 	"forkd.dev/forkd/internal/agent/reap"
 	"forkd.dev/forkd/internal/guest/wire"
 )
@@ -102,12 +103,10 @@ func (c *Context) open(command *reap.Command, user *account.User) error {
 	}
 	command.Files = append(command.Files, pair[1])
 	// Only our end: the driver's reads wait.
-	if err := unix.SetNonblock(pair[0], true); err != nil {
-		_ = unix.Close(pair[0])
+	if c.ctl, err = quick.NewConn(pair[0], "control", false); err != nil {
 		return wire.Errorf(wire.CodeInternal, "context %s: %v", c.id, err)
 	}
-	c.ctl = os.NewFile(uintptr(pair[0]), "control")
-	if _, err := c.ctl.WriteString(driver); err != nil {
+	if _, err := c.ctl.Write([]byte(driver)); err != nil {
 		return wire.Errorf(wire.CodeInternal, "context %s: send the driver: %v", c.id, err)
 	}
 	return nil

@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/agent/quick"
 )
 
 // Outlet is the read end of a pipe or the master of a pty.
@@ -76,7 +78,7 @@ func (o *Outlet) read(fd int) (n int, again bool) {
 		return 0, false
 	}
 	for {
-		n, err := unix.Read(fd, o.buf)
+		n, err := quick.Read(fd, o.buf)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
@@ -97,11 +99,14 @@ func (o *Outlet) Drain() (eof bool) {
 	o.turn.Lock()
 	defer o.turn.Unlock()
 	err := o.conn.Control(func(fd uintptr) {
-		limit := capacity(int(fd))
-		for limit > 0 {
+		limit := 0
+		for first := true; first || limit > 0; first = false {
 			n, again := o.read(int(fd))
 			if again || o.eof {
 				return
+			}
+			if first { // usually there is nothing
+				limit = capacity(int(fd))
 			}
 			o.deliver(o.buf[:n])
 			limit -= n

@@ -140,7 +140,9 @@ func (p *platform) channelArgs() []string {
 		"-chardev", fmt.Sprintf("socket,id=console,fd=%d,server=on,wait=off", fdConsole),
 		"-serial", "chardev:console",
 		"-chardev", fmt.Sprintf("socket,id=control,fd=%d,server=on,wait=off", fdControl),
-		"-device", "virtio-serial-pci,id=serial,max_ports=2,addr=0x3," + p.virtio(),
+		// An interrupt of its own for each queue: with fewer than these the guest's driver shares one among all, and
+		// every byte for the port makes it look into all queues and start a worker for the control queue.
+		"-device", "virtio-serial-pci,id=serial,max_ports=2,vectors=7,addr=0x3," + p.virtio(),
 		"-device", "virtserialport,bus=serial.0,nr=1,chardev=control,name=" + PortName,
 	}
 }

@@ -37,7 +37,7 @@ type host struct {
 }
 
 // layoutRevision changes with the list of devices in argv, which a checkpoint depends on as on the machine type.
-const layoutRevision = "+forkd1"
+const layoutRevision = "+forkd2"
 
 func (h *host) format() engine.Format {
 	f := engine.Format{

@@ -1,6 +1,7 @@
-// Package mux is yamux as the control channel needs it: no keep-alive and no write time-out, because a paused guest
-// must not lose its connection; no logging; few writes, because in a guest each costs a system call and an exit to the
-// VM process. It knows nothing of calls or preambles. Only packages guest and agent import it; they test it.
+// Package mux carries many streams over the control channel, in yamux's wire format. The host's side is yamux itself: no
+// keep-alive and no write time-out, because a paused guest must not lose its connection; no logging; few writes, because
+// each is an interrupt of the guest. The agent's side, Server, is our own, for the sake of a fork's first answer. The
+// package knows nothing of calls or preambles. Only packages guest and agent import it.
 package mux
 
 import (
@@ -25,28 +26,20 @@ const (
 // ErrHostile is a frame that no agent of ours sends.
 var ErrHostile = errors.New("agent broke the multiplexer's protocol")
 
-// Server is the agent's side: it accepts up to backlog streams that nobody took yet.
-func Server(conn io.ReadWriteCloser, backlog int) (*yamux.Session, error) {
-	return yamux.Server(&joiner{ReadWriteCloser: conn}, config(backlog, 0))
-}
-
 // Client is the host's side. It trusts the peer with nothing: a guest may not open streams or send pings, each of
 // which would make the daemon allocate or start something.
 func Client(conn io.ReadWriteCloser, maxOpening int) (*yamux.Session, error) {
 	guarded := &guard{ReadWriteCloser: &joiner{ReadWriteCloser: conn}}
-	// A stream the daemon closed is given up a little later whether the guest agrees or not.
-	return yamux.Client(guarded, config(maxOpening, 10*time.Second))
-}
-
-func config(backlog int, closeTimeout time.Duration) *yamux.Config {
-	return &yamux.Config{
-		AcceptBacklog:          backlog,
+	return yamux.Client(guarded, &yamux.Config{
+		// The agent agrees to a stream with the first frame it has for it, which may take as long as the call.
+		AcceptBacklog:          maxOpening,
 		KeepAliveInterval:      forever,
 		ConnectionWriteTimeout: forever,
-		MaxStreamWindowSize:    256 << 10,
-		StreamCloseTimeout:     closeTimeout,
-		LogOutput:              io.Discard,
-	}
+		MaxStreamWindowSize:    window,
+		// A stream the daemon closed is given up a little later whether the guest agrees or not.
+		StreamCloseTimeout: 10 * time.Second,
+		LogOutput:          io.Discard,
+	})
 }
 
 // joiner sends a data frame's header together with its body, which yamux writes one after the other.

@@ -37,16 +37,26 @@ var (
 
 // Preamble opens a connection from the host to the agent.
 type Preamble struct {
-	Version    byte
+	Version byte
+	// Awaken says that the session begins with an AwakenRequest, whose report comes with the agent's answer: since
+	// version 2.
+	Awaken     bool
 	Nonce      [NonceSize]byte
 	Generation uint64
 }
+
+// awakenBit is set in the byte of the version.
+const awakenBit = 0x80
 
 // Append adds the encoding to b.
 func (p *Preamble) Append(b []byte) []byte {
 	at := len(b)
 	b = append(b, magic...)
-	b = append(b, p.Version)
+	version := p.Version
+	if p.Awaken {
+		version |= awakenBit
+	}
+	b = append(b, version)
 	b = append(b, p.Nonce[:]...)
 	b = binary.BigEndian.AppendUint64(b, p.Generation)
 	return binary.BigEndian.AppendUint64(b, checksum(b[at:]))
@@ -60,7 +70,7 @@ func parsePreamble(b []byte) (Preamble, bool) {
 		return p, false
 	}
 	b = b[len(magic):]
-	p.Version = b[0]
+	p.Version, p.Awaken = b[0]&^awakenBit, b[0]&awakenBit != 0
 	copy(p.Nonce[:], b[1:])
 	p.Generation = binary.BigEndian.Uint64(b[1+NonceSize:])
 	return p, true

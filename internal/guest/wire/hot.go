@@ -52,6 +52,17 @@ func (h *Hello) appendJSON(b []byte) []byte {
 	b = appendString(b, h.BootID)
 	b = append(b, `,"phase":`...)
 	b = appendString(b, h.Phase)
+	if h.Awakened != nil {
+		b = append(b, `,"awakened":`...)
+		b = h.Awakened.appendJSON(b)
+	}
+	if e := h.Refusal; e != nil {
+		b = append(b, `,"refusal":{"code":`...)
+		b = appendString(b, e.Code)
+		b = append(b, `,"message":`...)
+		b = appendString(b, e.Message)
+		b = append(b, '}')
+	}
 	return append(b, '}')
 }
 

@@ -18,6 +18,7 @@ func TestHotEncoding(t *testing.T) {
 	for _, s := range strange {
 		messages = append(messages,
 			&Hello{Version: 1, Agent: s, Features: []string{s, "x"}, Generation: 1<<64 - 1, BootID: s, Phase: s},
+			&Hello{Awakened: &AwakenReport{Renewed: []string{s}}, Refusal: &Error{Code: s, Message: s}},
 			&AwakenReport{Renewed: []string{s}, NotRenewed: []NotRenewed{{What: s, PID: 7, Name: s, Why: s}, {}}, MS: 12.345},
 			&EvalResult{Text: &s, Error: &EvalError{Name: s, Value: s, Traceback: s}, ExecutionCount: -3, MS: 0.001},
 			&Identity{SandboxID: s, ForkIndex: 1, ForkCount: 2, SnapshotTag: s, Hostname: s, Generation: 9, CreatedAt: now},

@@ -6,7 +6,7 @@ package wire
 import "time"
 
 // Version of the protocol. The daemon also serves Version-1; the agent inside an old snapshot never changes.
-const Version = 1
+const Version = 2
 
 // Hello is the agent's answer to a connection preamble.
 type Hello struct {
@@ -16,6 +16,10 @@ type Hello struct {
 	Generation uint64   `json:"generation"` // echo of the preamble's
 	BootID     string   `json:"bootId"`     // random per boot of the agent process: same across forks of one snapshot
 	Phase      string   `json:"phase"`      // "build" (initramfs, waiting for Pivot) or "ready"
+
+	// The answer to a preamble with Awaken has one of these.
+	Awakened *AwakenReport `json:"awakened,omitempty"`
+	Refusal  *Error        `json:"refusal,omitempty"`
 }
 
 // Methods. Those of process and filesystem have the names, fields and semantics of E2B's envd.
