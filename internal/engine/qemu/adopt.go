@@ -150,6 +150,11 @@ func (m *machine) takeUp(ctx context.Context, paused bool) ([]string, error) {
 	case "shutdown", "internal-error", "guest-panicked":
 		return nil, fmt.Errorf("%w: its state is %s", engine.ErrDead, status.Status)
 	}
+	if status.Status != "running" { // and may be about to
+		if err := m.connect(ctx); err != nil {
+			return nil, err
+		}
+	}
 	if err := m.settled(ctx); err != nil {
 		return nil, fmt.Errorf("end the capture of an earlier daemon: %w", err)
 	}

@@ -43,7 +43,7 @@ type machine struct {
 	mu      sync.Mutex
 	scratch *memory.Scratch // the RAM of a machine that booted, until Freeze or Close
 	conn    net.Conn        // the newest control connection
-	first   net.Conn        // made by Restore, for the first DialGuest
+	first   net.Conn        // made by Restore or SetPaused, for the next DialGuest
 	ended   bool            // Close or Freeze ends the process
 	why     string          // why QEMU stopped by itself, as it reported
 	err     error

@@ -26,6 +26,11 @@ func (m *machine) setPaused(ctx context.Context, paused bool) error {
 		return err
 	}
 	defer m.release()
+	if !paused {
+		if err := m.connect(ctx); err != nil {
+			return err
+		}
+	}
 	if err := m.order(ctx, paused); err != nil {
 		if refused(err) == nil {
 			return err
@@ -34,6 +39,28 @@ func (m *machine) setPaused(ctx context.Context, paused bool) error {
 		return errors.Join(err, m.order(ctx, m.paused))
 	}
 	m.paused = paused
+	return nil
+}
+
+// connect makes the connection for the next DialGuest before the CPUs run, if there is none: the machine was adopted. A
+// halted QEMU 7.2 does not tell its serial port that a connection has ended. When the guest then writes before there is a
+// new one, the port is throttled until that ends, too, and nothing the guest says arrives.
+func (m *machine) connect(ctx context.Context) error {
+	m.dialMu.Lock()
+	defer m.dialMu.Unlock()
+	m.mu.Lock()
+	connected := m.conn != nil || m.first != nil
+	m.mu.Unlock()
+	if connected {
+		return nil
+	}
+	conn, err := m.dialControl(ctx)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.first = conn
 	return nil
 }
 
