@@ -160,7 +160,8 @@ type Sandbox struct {
 	MemorySharedBytes int64 `json:"memory_shared_bytes,omitempty"`
 	DiskSharedBytes   int64 `json:"disk_shared_bytes,omitempty"`
 
-	ReadyMS      float64      `json:"ready_ms,omitempty"` // request to awake, waiting for siblings included
+	ReadyMS      float64      `json:"ready_ms,omitempty"`  // request to awake, waiting for siblings included
+	WaitedMS     float64      `json:"waited_ms,omitempty"` // of that, for the memory of a snapshot that was still being written
 	BranchCount  int          `json:"branch_count,omitempty"`
 	LatestBranch string       `json:"latest_branch,omitempty"` // tag; the parent of its next branch
 	CloneReport  *CloneReport `json:"clone_report,omitempty"`

@@ -135,9 +135,9 @@ func (a *App) doFork(ctx context.Context, c *client.Client, req api.ForkRequest)
 // reportChildren prints the ids of those that live, unless they have been shown as JSON, and the errors of the others.
 func (a *App) reportChildren(children []api.Sandbox) error {
 	var first *api.Error
-	failed, slowest := 0, 0.0
+	failed, slowest, waited := 0, 0.0, 0.0
 	for _, s := range children {
-		slowest = max(slowest, s.ReadyMS)
+		slowest, waited = max(slowest, s.ReadyMS), max(waited, s.WaitedMS)
 		if s.Error == nil {
 			if !a.json {
 				fmt.Fprintln(a.Out, s.ID)
@@ -153,8 +153,12 @@ func (a *App) reportChildren(children []api.Sandbox) error {
 	if failed > 0 {
 		return fmt.Errorf("%d of %d children failed; the first: %w", failed, len(children), first)
 	}
-	if !a.json {
-		a.progress("%d ready in %.0f ms", len(children), slowest)
+	if a.json {
+		return nil
 	}
+	if waited > 0 {
+		a.progress("waited %.0f ms of it for the snapshot, which was still being written", waited)
+	}
+	a.progress("%d ready in %.0f ms", len(children), slowest)
 	return nil
 }

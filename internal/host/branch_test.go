@@ -551,6 +551,9 @@ func TestNoWaitAndForkOfWriting(t *testing.T) {
 			forked <- fmt.Sprint(err, results)
 			return
 		}
+		if results[0].Sandbox.Waited == 0 {
+			t.Error("nobody was told that the fork waited for the snapshot")
+		}
 		forked <- machineOf(t, h, results[0].Sandbox.ID).get()
 	}()
 	select {

@@ -64,11 +64,16 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
 		return nil, err
 	}
 	defer done()
+	waiting := time.Now()
 	hot, err := h.acquire(ctx, m, writing)
 	if err != nil {
 		return nil, fmt.Errorf("fork %s: %w", m.Tag, err)
 	}
 	defer h.hot.release(hot)
+	var waited time.Duration
+	if writing != nil {
+		waited = time.Since(waiting)
+	}
 	if err := h.hot.flattenFor(ctx, hot, spec.N); err != nil {
 		return nil, fmt.Errorf("fork %s: %w", m.Tag, err)
 	}
@@ -88,6 +93,7 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
 				return
 			}
 			results[i].Sandbox = s.view()
+			results[i].Sandbox.Waited = waited
 		})
 	}
 	wg.Wait()

@@ -70,6 +70,7 @@ type View struct {
 	Usage                     memory.Usage // zero when it cannot be read
 	Report                    *wire.AwakenReport
 	Ready                     time.Duration
+	Waited                    time.Duration // of that, for the memory of a snapshot that was still being written; only in a fork's result
 	DiskOwn                   int64
 	Branches                  int    // made of it
 	LatestBranch              string // tag of the latest that is ready and still there

@@ -94,7 +94,7 @@ func sandbox(v host.View) api.Sandbox {
 		ID: v.ID, Index: v.Index, Count: v.Count, SnapshotTag: v.SnapshotTag, State: string(v.State), Reason: v.Reason,
 		CreatedAtUnix: v.Created.Unix(), PID: v.PID, Hostname: v.Hostname, Labels: v.Labels, CPUs: v.Format.CPUs,
 		MemoryBytes: v.Format.MemoryBytes, MemoryOwnBytes: v.Usage.OwnBytes, Accelerator: v.Format.Accelerator,
-		ReadyMS: float64(v.Ready.Microseconds()) / 1000, MemorySharedBytes: v.Usage.SharedBytes, DiskOwnBytes: v.DiskOwn,
+		ReadyMS: float64(v.Ready.Microseconds()) / 1000, WaitedMS: float64(v.Waited.Microseconds()) / 1000, MemorySharedBytes: v.Usage.SharedBytes, DiskOwnBytes: v.DiskOwn,
 		BranchCount: v.Branches, LatestBranch: v.LatestBranch,
 	}
 	if !v.Expires.IsZero() {
