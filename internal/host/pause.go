@@ -27,7 +27,7 @@ func (h *Host) Pause(ctx context.Context, id string) (View, error) {
 		return s.view().withUsage(), nil
 	}
 	if err := h.pause(ctx, s); err != nil {
-		return View{}, fmt.Errorf("pause %s: %w", s.id, err)
+		return View{}, fmt.Errorf("pause %s: %w", s.id, s.orEnded(err))
 	}
 	done(lineage.Paused)
 	h.record(s)
@@ -63,7 +63,7 @@ func (h *Host) Resume(ctx context.Context, id string) (View, error) {
 		return s.view().withUsage(), nil
 	}
 	if err := h.resume(ctx, s); err != nil {
-		return View{}, fmt.Errorf("resume %s: %w", s.id, err)
+		return View{}, fmt.Errorf("resume %s: %w", s.id, s.orEnded(err))
 	}
 	h.record(s)
 	return s.view().withUsage(), nil

@@ -45,7 +45,7 @@ func (h *Host) Suspend(ctx context.Context, id string) (View, error) {
 		return s.view(), nil
 	}
 	if err := h.suspend(ctx, s); err != nil {
-		return View{}, fmt.Errorf("suspend %s: %w", s.id, h.explainFull(err))
+		return View{}, fmt.Errorf("suspend %s: %w", s.id, s.orEnded(h.explainFull(err)))
 	}
 	return s.view(), nil
 }
@@ -168,7 +168,7 @@ func (h *Host) Wake(ctx context.Context, id string) (View, error) {
 		return s.view().withUsage(), nil
 	}
 	if err := h.wake(ctx, s); err != nil {
-		return View{}, fmt.Errorf("wake %s: %w", s.id, err)
+		return View{}, fmt.Errorf("wake %s: %w", s.id, s.orEnded(err))
 	}
 	return s.view().withUsage(), nil
 }
