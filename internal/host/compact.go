@@ -21,12 +21,18 @@ func (h *Host) Compact(ctx context.Context, tag, to string) (SnapshotView, error
 	if err := lineage.CheckTag(to); err != nil {
 		return SnapshotView{}, err
 	}
-	release, err := h.hold(to, compactWhat)
+	if tag == to {
+		return SnapshotView{}, h.tagFree(to)
+	}
+	release, err := h.holdAll([]string{tag, to}, compactWhat)
 	if err != nil {
 		return SnapshotView{}, err
 	}
 	defer release()
 	if err := h.tagFree(to); err != nil {
+		return SnapshotView{}, err
+	}
+	if m, err = h.snapshot(tag); err != nil { // it may have been removed just before we held it
 		return SnapshotView{}, err
 	}
 	c, err := h.compact(ctx, m, to)

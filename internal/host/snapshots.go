@@ -59,6 +59,14 @@ func (h *Host) forkable(tag string) (m store.Snapshot, w *writing, err error) {
 	return w.m, w, nil
 }
 
+// removed reports whether a snapshot that was known is so no more. What a suspended sandbox was has no tag.
+func (h *Host) removed(m store.Snapshot) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, known := h.snapshots[m.Tag]
+	return m.Tag != "" && !known
+}
+
 // writingLimit is how long a fork waits for the memory of a snapshot that is being written.
 const writingLimit = 2 * time.Minute
 
