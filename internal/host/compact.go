@@ -14,8 +14,7 @@ const compactWhat = "compact"
 
 // Compact makes a snapshot with the content of tag that stands on no other.
 func (h *Host) Compact(ctx context.Context, tag, to string) (SnapshotView, error) {
-	m, err := h.snapshot(tag)
-	if err != nil {
+	if _, err := h.snapshot(tag); err != nil {
 		return SnapshotView{}, err
 	}
 	if err := lineage.CheckTag(to); err != nil {
@@ -32,7 +31,8 @@ func (h *Host) Compact(ctx context.Context, tag, to string) (SnapshotView, error
 	if err := h.tagFree(to); err != nil {
 		return SnapshotView{}, err
 	}
-	if m, err = h.snapshot(tag); err != nil { // it may have been removed just before we held it
+	m, err := h.snapshot(tag) // only now: it may have been removed just before we held it
+	if err != nil {
 		return SnapshotView{}, err
 	}
 	c, err := h.compact(ctx, m, to)
