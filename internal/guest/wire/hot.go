@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/base64"
 	"encoding/json"
+	"math"
 	"strconv"
 	"time"
 	"unicode/utf8"
@@ -377,16 +378,20 @@ func unhex(c byte) int {
 	}
 }
 
-// int reads a whole number of at most 15 digits.
+// int reads any whole number an int64 can hold, but for the smallest.
 func (s *scanner) int() int64 {
 	negative := s.byte('-')
 	var n int64
 	i := 0
-	for i < len(s.b) && s.b[i] >= '0' && s.b[i] <= '9' && i <= 15 {
-		n = n*10 + int64(s.b[i]-'0')
-		i++
+	for ; i < len(s.b) && s.b[i] >= '0' && s.b[i] <= '9'; i++ {
+		digit := int64(s.b[i] - '0')
+		if n > (math.MaxInt64-digit)/10 {
+			s.failed = true
+			return 0
+		}
+		n = n*10 + digit
 	}
-	if i == 0 || i > 15 || i > 1 && s.b[0] == '0' {
+	if i == 0 || i > 1 && s.b[0] == '0' {
 		s.failed = true
 		return 0
 	}
