@@ -188,12 +188,10 @@ func (h *Host) enterAdopted(adopted []*adoption) {
 // rebuild is the sandbox of an adopted machine.
 func (h *Host) rebuild(a *adoption, hot *hotImage) *sandbox {
 	rec := a.record
-	s := &sandbox{
-		id: rec.ID, tag: rec.Tag, index: rec.Index, count: rec.Count, hostname: rec.Hostname, labels: rec.Labels,
-		created: rec.Created, expires: rec.Expires, report: rec.Report, ready: rec.Ready, format: rec.Format, machine: a.machine,
-		dir: a.left.dir, hot: hot, disks: a.disks, nextDisk: nextDisk(a.left.dir), mapped: rec.Mapped,
-		generation: rec.Generation + generationBlock, state: rec.State, branches: rec.Branches, from: h.originOf(rec),
-	}
+	s := rec.sandbox(rec.ID)
+	s.format, s.machine, s.dir, s.hot, s.mapped = rec.Format, a.machine, a.left.dir, hot, rec.Mapped
+	s.disks, s.nextDisk = a.disks, nextDisk(a.left.dir)
+	s.generation, s.state, s.from = rec.Generation+generationBlock, rec.State, h.originOf(rec)
 	for _, m := range h.snapshots {
 		if rec.Latest != "" && m.ID() == rec.Latest {
 			if cut, ok := cutNow(rec.Disks, rec.Cut, a.disks); ok {

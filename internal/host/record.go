@@ -22,34 +22,55 @@ import (
 // recordVersion changes when an older record cannot be read any more; then machines of older daemons are buried.
 const recordVersion = 1
 
+// keptSandbox is what a sandbox is besides its machine: what outlives its daemon, running or suspended.
+type keptSandbox struct {
+	Tag      string             `json:"tag"`
+	Index    int                `json:"index"`
+	Count    int                `json:"count"`
+	Hostname string             `json:"hostname"`
+	Labels   map[string]string  `json:"labels,omitempty"`
+	Created  time.Time          `json:"created"`
+	Expires  time.Time          `json:"expires"`
+	Report   *wire.AwakenReport `json:"report"`
+	Ready    time.Duration      `json:"ready"`
+	Branches int                `json:"branches"`
+}
+
+// kept describes a sandbox. The caller holds its lock.
+func (s *sandbox) kept() keptSandbox {
+	return keptSandbox{
+		Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Created: s.created, Expires: s.expires,
+		Report: s.report, Ready: s.ready, Branches: s.branches,
+	}
+}
+
+// sandbox is what was described, without a machine.
+func (k *keptSandbox) sandbox(id string) *sandbox {
+	return &sandbox{
+		id: id, tag: k.Tag, index: k.Index, count: k.Count, hostname: k.Hostname, labels: k.Labels, created: k.Created,
+		expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches,
+	}
+}
+
 // machineRecord is what a later daemon needs to go on with a running sandbox. It lies in the machine's directory, where
 // the VM process cannot open it. It is of this boot only, so nothing is synced.
 type machineRecord struct {
 	FormatVersion int    `json:"format_version"`
 	BootID        string `json:"boot_id"` // of the host
 
-	ID         string             `json:"id"`
-	Tag        string             `json:"tag"`
-	Index      int                `json:"index"`
-	Count      int                `json:"count"`
-	Hostname   string             `json:"hostname"`
-	Labels     map[string]string  `json:"labels,omitempty"`
-	Created    time.Time          `json:"created"`
-	Expires    time.Time          `json:"expires"`
-	Report     *wire.AwakenReport `json:"report"`
-	Ready      time.Duration      `json:"ready"`
-	State      lineage.State      `json:"state"`
-	Generation uint64             `json:"generation"`
+	ID string `json:"id"`
+	keptSandbox
+	State      lineage.State `json:"state"`
+	Generation uint64        `json:"generation"`
 
 	Ref    engine.Ref    `json:"ref"`
 	Format engine.Format `json:"format"`
 	Disks  []string      `json:"disks"`
 	Mapped memory.ID     `json:"mapped"` // the memory file it was restored from
 
-	From     store.Snapshot `json:"from"`
-	Latest   string         `json:"latest,omitempty"` // id of its latest branch that became ready
-	Cut      int            `json:"cut"`
-	Branches int            `json:"branches"`
+	From   store.Snapshot `json:"from"`
+	Latest string         `json:"latest,omitempty"` // id of its latest branch that became ready
+	Cut    int            `json:"cut"`
 
 	Hot    string        `json:"hot"`    // key of the image it was restored from
 	Images []imageRecord `json:"images"` // that one and those below it, each after what it stands on
@@ -119,9 +140,8 @@ func (s *sandbox) removeDir(dir string) error {
 func (h *Host) describe(s *sandbox) (*machineRecord, string, error) {
 	s.mu.Lock()
 	rec := &machineRecord{
-		ID: s.id, Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Created: s.created,
-		Expires: s.expires, Report: s.report, Ready: s.ready, State: s.state, Generation: s.generation, Format: s.format,
-		Disks: append([]string(nil), s.disks...), Mapped: s.mapped, From: s.from.snapshot, Cut: s.cut, Branches: s.branches,
+		ID: s.id, keptSandbox: s.kept(), State: s.state, Generation: s.generation, Format: s.format,
+		Disks: append([]string(nil), s.disks...), Mapped: s.mapped, From: s.from.snapshot, Cut: s.cut,
 	}
 	if s.latest != nil {
 		rec.Latest = s.latest.ID()

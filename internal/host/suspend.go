@@ -9,26 +9,11 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/guest"
-	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
 	"forkd.dev/forkd/internal/store"
 	"forkd.dev/forkd/internal/undo"
 )
-
-// keptSandbox is what a suspended sandbox is, besides its machine.
-type keptSandbox struct {
-	Tag      string             `json:"tag"`
-	Index    int                `json:"index"`
-	Count    int                `json:"count"`
-	Hostname string             `json:"hostname"`
-	Labels   map[string]string  `json:"labels,omitempty"`
-	Created  time.Time          `json:"created"`
-	Expires  time.Time          `json:"expires"`
-	Report   *wire.AwakenReport `json:"report"`
-	Ready    time.Duration      `json:"ready"`
-	Branches int                `json:"branches"`
-}
 
 // Suspend writes a sandbox to disk and frees its memory; it keeps its id. On error it is as it was.
 func (h *Host) Suspend(ctx context.Context, id string) (View, error) {
@@ -106,10 +91,7 @@ func (b *branch) suspended(ctx context.Context) (store.Suspended, []byte, error)
 	s.mu.Lock()
 	hot := s.hot
 	b.disks = append([]string(nil), s.disks[:len(s.disks)-1]...)
-	kept := keptSandbox{
-		Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Created: s.created, Expires: s.expires,
-		Report: s.report, Ready: s.ready, Branches: s.branches,
-	}
+	kept := s.kept()
 	s.mu.Unlock()
 	v := memory.View{Image: captured.Image}
 	if captured.Image == nil {
@@ -267,11 +249,9 @@ func (h *Host) loadSuspended() error {
 			h.log.Warn("record left alone", "error", fmt.Errorf("read suspended sandbox %s: %w", rec.ID, err))
 			continue
 		}
-		s := &sandbox{
-			id: rec.ID, tag: k.Tag, index: k.Index, count: k.Count, hostname: k.Hostname, labels: k.Labels, created: k.Created,
-			expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches, format: rec.Machine.Engine,
-			state: lineage.Suspended, suspended: &rec, from: &origin{tag: rec.Machine.Parent, snapshot: rec.Machine},
-		}
+		s := k.sandbox(rec.ID)
+		s.format, s.state, s.suspended = rec.Machine.Engine, lineage.Suspended, &rec
+		s.from = &origin{tag: rec.Machine.Parent, snapshot: rec.Machine}
 		if !s.expires.IsZero() {
 			s.onEnd = time.AfterFunc(time.Until(s.expires), func() { h.expire(s.id) })
 		}
