@@ -67,17 +67,23 @@ func TestBranchMachineDies(t *testing.T) {
 			if r.code == 0 != (status == "ready") || r.code != 0 && !(strings.Contains(r.stderr, source) && named(r.stderr)) {
 				t.Errorf("QEMU killed after %s: %+v, but the snapshot is %q", moment, r, status)
 			}
-			if status == "ready" {
-				child := f.forkOf(tag, 1)[0].ID
-				f.ask(child, "check", 0)
-				f.run("kill", child)
-			}
-			if status != "" {
-				f.run("rmi", tag)
-			}
+			f.checked(tag, status)
 		}
 		f.clean()
 	})
+}
+
+// checked has a child of a branch that became ready check itself, and removes whatever came of the branch.
+func (f *forkd) checked(tag, status string) {
+	f.t.Helper()
+	if status == "ready" {
+		child := f.forkOf(tag, 1)[0].ID
+		f.ask(child, "check", 0)
+		f.run("kill", child)
+	}
+	if status != "" {
+		f.run("rmi", tag)
+	}
 }
 
 // named reports whether a message names the death of the machine.
@@ -117,14 +123,7 @@ func TestBranchClientGone(t *testing.T) {
 			})
 			status := f.settled(tag)
 			t.Logf("client gone after %s: %q", moment, status)
-			if status == "ready" {
-				child := f.forkOf(tag, 1)[0].ID
-				f.ask(child, "check", 0)
-				f.run("kill", child)
-			}
-			if status != "" {
-				f.run("rmi", tag)
-			}
+			f.checked(tag, status)
 		}
 		s := f.branch(source, "--mode", mode)
 		f.ask(f.forkOf(s.Tag, 1)[0].ID, "check", 0)
@@ -148,14 +147,7 @@ func TestBranchSourceKilled(t *testing.T) {
 			if r.code == 0 != (status == "ready") {
 				t.Errorf("source killed after %s: %+v, but the snapshot is %q", moment, r, status)
 			}
-			if status == "ready" {
-				child := f.forkOf(tag, 1)[0].ID
-				f.ask(child, "check", 0)
-				f.run("kill", child)
-			}
-			if status != "" {
-				f.run("rmi", tag)
-			}
+			f.checked(tag, status)
 		}
 		f.clean()
 	})
@@ -226,21 +218,8 @@ func TestBranchDaemonKilled(t *testing.T) {
 func TestBranchFullStore(t *testing.T) {
 	testenv.Need(t, "root", "agent")
 	shared(t)
-	dir := filepath.Join(t.TempDir(), "small")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mount("forkd-test", dir, "tmpfs", 0, "size=1g"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	f := alone(t)
-	f.home = filepath.Join(dir, "home")
-	t.Cleanup(func() { f.try("daemon", "stop", "--kill") })
+	f := aloneOn(t, "1g")
+	dir := filepath.Dir(f.home)
 	for _, sub := range []string{"layers", "images", "snapshots"} {
 		if err := os.CopyFS(filepath.Join(f.home, sub), os.DirFS(filepath.Join(suite.home, sub))); err != nil {
 			t.Fatal(err)

@@ -184,23 +184,7 @@ func TestOtherHost(t *testing.T) {
 func TestFullDisk(t *testing.T) {
 	testenv.Need(t, "root", "net", "keyring", "agent")
 	shared(t)
-	dir := filepath.Join(t.TempDir(), "small")
-	if err := os.Mkdir(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Mount("forkd-test", dir, "tmpfs", 0, "size=300m"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	f := alone(t)
-	f.home = filepath.Join(dir, "home")
-	if err := os.MkdirAll(f.home, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	f := aloneOn(t, "300m")
 	if err := os.CopyFS(filepath.Join(f.home, "cache"), os.DirFS(filepath.Join(suite.home, "cache"))); err != nil {
 		t.Fatal(err)
 	}

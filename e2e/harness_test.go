@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -227,6 +228,29 @@ func alone(t testing.TB, env ...string) *forkd {
 			t.Errorf("left behind: %s", left)
 		}
 	})
+	return f
+}
+
+// aloneOn is alone on a file system of its own, of that size, which only root can mount.
+func aloneOn(t testing.TB, size string) *forkd {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "small")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("forkd-test", dir, "tmpfs", 0, "size="+size); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // after the daemon has been stopped
+		if err := syscall.Unmount(dir, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	f := alone(t)
+	f.home = filepath.Join(dir, "home")
+	if err := os.MkdirAll(f.home, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	return f
 }
 
