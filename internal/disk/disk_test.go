@@ -271,7 +271,7 @@ func TestOverlayRoundTrip(t *testing.T) {
 	if info.OwnBytes != 4*ClusterSize || zero != 3*ClusterSize {
 		t.Errorf("own %d bytes, zero %d: %+v", info.OwnBytes, zero, extents)
 	}
-	if err := LoadOverlay(t.Context(), s, info.Digest, back, base, Raw); err != nil {
+	if err := LoadChain(t.Context(), s, info.Digest, root.Digest, back, base, Raw); err != nil {
 		t.Fatal(err)
 	}
 	tool(t, "qemu-img", "check", back)
@@ -312,7 +312,7 @@ func TestEmptyOverlayIsALayer(t *testing.T) {
 	if err != nil || info.OwnBytes != 0 {
 		t.Fatal(info, err)
 	}
-	if err := LoadOverlay(t.Context(), s, info.Digest, back, base, Raw); err != nil {
+	if err := LoadChain(t.Context(), s, info.Digest, root.Digest, back, base, Raw); err != nil {
 		t.Fatal(err)
 	}
 	tool(t, "qemu-img", "check", back)
@@ -327,7 +327,7 @@ func TestEmptyOverlayIsALayer(t *testing.T) {
 	if _, err := SaveOverlay(t.Context(), s, top, larger.Digest); err == nil {
 		t.Error("a parent of another size was accepted")
 	}
-	if err := LoadOverlay(t.Context(), s, info.Digest, back, filepath.Join(dir, "larger"), Raw); err == nil {
+	if err := LoadChain(t.Context(), s, info.Digest, root.Digest, back, filepath.Join(dir, "larger"), Raw); err == nil {
 		t.Error("a backing file of another size was accepted")
 	}
 }

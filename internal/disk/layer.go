@@ -117,10 +117,10 @@ func appendCluster(extents []layer.Extent, off int64, zero bool) []layer.Extent 
 }
 
 // LoadBase writes the disk of a layer, with all it stands on, as a sparse raw file at path, which it replaces if it is
-// there. The file appears when it is complete and durable, and is read-only. The error may wrap layer.ErrCorrupt or
-// layer.ErrNotFound.
+// there. The file appears when it is complete, and is read-only; it is not synced: it can be loaded again. The error may
+// wrap layer.ErrCorrupt or layer.ErrNotFound.
 func LoadBase(ctx context.Context, store *layer.Store, d layer.Digest, path string) error {
-	err := writeWhole(path, true, func(f *os.File) error { return loadBase(ctx, store, d, f) })
+	err := writeWhole(path, func(f *os.File) error { return loadBase(ctx, store, d, f) })
 	if err != nil {
 		return fmt.Errorf("load disk %s: %w", d, err)
 	}
@@ -149,29 +149,16 @@ func (s rawSink) WriteAt(p []byte, off int64) (int, error) { return s.file.Write
 // Zero has nothing to do: everything is zero to begin with, and comes once.
 func (rawSink) Zero(int64, int64) error { return nil }
 
-// LoadOverlay writes the clusters of one layer, without those of its ancestors, as a qcow2 file over backing at path,
-// which it replaces if it is there. Backing must hold the disk of the layer's parent; its name is stored as given, as
-// with CreateOverlay. The file appears when it is complete and durable, and is read-only. The error may wrap
-// layer.ErrCorrupt or layer.ErrNotFound.
-func LoadOverlay(ctx context.Context, store *layer.Store, d layer.Digest, path, backing, backingFormat string) error {
-	info, err := store.Stat(ctx, d)
-	if err == nil {
-		err = loadChain(ctx, store, d, info.Parent, path, backing, backingFormat, true)
-	}
-	if err != nil {
-		return fmt.Errorf("load disk %s over %s: %w", d, backing, err)
-	}
-	return nil
-}
-
 // LoadChain writes what layer d has over its ancestor over, all layers between them in one, as a qcow2 file over backing
-// at path, like LoadOverlay; backing must hold the disk of over. It is not synced; see Sync.
+// at path, which it replaces if it is there. Backing must hold the disk of over; its name is stored as given, as with
+// CreateOverlay. The file appears when it is complete, and is read-only; it is not synced: it can be loaded again. The
+// error may wrap layer.ErrCorrupt or layer.ErrNotFound.
 func LoadChain(ctx context.Context, store *layer.Store, d, over layer.Digest, path, backing, backingFormat string) error {
 	var err error
 	if over.IsZero() {
 		err = errors.New("a backing file stands for some layer, and none is given")
 	} else {
-		err = loadChain(ctx, store, d, over, path, backing, backingFormat, false)
+		err = loadChain(ctx, store, d, over, path, backing, backingFormat)
 	}
 	if err != nil {
 		return fmt.Errorf("load disk %s over %s: %w", d, backing, err)
@@ -179,7 +166,7 @@ func LoadChain(ctx context.Context, store *layer.Store, d, over layer.Digest, pa
 	return nil
 }
 
-func loadChain(ctx context.Context, store *layer.Store, d, over layer.Digest, path, backing, backingFormat string, sync bool) error {
+func loadChain(ctx context.Context, store *layer.Store, d, over layer.Digest, path, backing, backingFormat string) error {
 	st, err := store.Resolve(ctx, d, over)
 	if err != nil {
 		return err
@@ -191,7 +178,7 @@ func loadChain(ctx context.Context, store *layer.Store, d, over layer.Digest, pa
 	if st.PageSize() != ClusterSize || st.Size() != h.size {
 		return fmt.Errorf("the layer has %d bytes in pages of %d, the backing file %d bytes", st.Size(), st.PageSize(), h.size)
 	}
-	return writeWhole(path, sync, func(f *os.File) error {
+	return writeWhole(path, func(f *os.File) error {
 		s, err := newOverlaySink(f, h, st.Extents())
 		if err != nil {
 			return err
@@ -277,20 +264,16 @@ func newOverlaySink(f *os.File, h *qcowHeader, extents []layer.Extent) (*overlay
 	return s, nil
 }
 
-// writeWhole lets fill write a file that replaces path when it is complete and read-only, and, with sync, durable. On
-// error path is as it was.
-func writeWhole(path string, sync bool, fill func(*os.File) error) error {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, ".tmp-*")
+// writeWhole lets fill write a file that replaces path when it is complete and read-only. On error path is as it was.
+// Root is not stopped by a mode; a VM process is, by its own confinement.
+func writeWhole(path string, fill func(*os.File) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
 	if err != nil {
 		return fullDisk(err)
 	}
 	err = fill(f)
 	if err == nil {
-		err = f.Chmod(0o444)
-	}
-	if err == nil && sync {
-		err = f.Sync()
+		err = f.Chmod(0o400)
 	}
 	err = errors.Join(err, f.Close())
 	if err == nil {
@@ -299,16 +282,5 @@ func writeWhole(path string, sync bool, fill func(*os.File) error) error {
 	if err != nil {
 		return errors.Join(fullDisk(err), os.Remove(f.Name()))
 	}
-	if !sync {
-		return nil
-	}
-	return syncDir(dir)
-}
-
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return nil
 }

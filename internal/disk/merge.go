@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"runtime"
 	"sort"
 	"sync"
@@ -19,7 +18,7 @@ import (
 // Merge makes path one qcow2 file over backing that holds what several overlays hold together, given from the lowest
 // to the topmost: of every cluster what the topmost of them has. They are read only. Path is replaced if it is there;
 // the file appears when it is complete, and is read-only. It is not synced, for what a running machine stands on need
-// not outlive it; see Sync.
+// not outlive it.
 //
 // A machine may still have them open as long as none is its top. QEMU writes a qcow2's tables late, but when
 // blockdev-snapshot puts a new top over the old one it flushes the old one first, tables included: also with
@@ -45,28 +44,13 @@ func merge(ctx context.Context, path string, tops []string, backing, backingForm
 	if h.size != st.size {
 		return fmt.Errorf("the backing file has %d bytes, the overlays %d", h.size, st.size)
 	}
-	return writeWhole(path, false, func(f *os.File) error {
+	return writeWhole(path, func(f *os.File) error {
 		sink, err := newOverlaySink(f, h, st.extents)
 		if err != nil {
 			return err
 		}
 		return st.copyTo(ctx, sink)
 	})
-}
-
-// Sync makes a file that Merge or LoadChain wrote durable, and its name.
-func Sync(path string) error {
-	f, err := os.Open(path)
-	if err == nil {
-		err = errors.Join(f.Sync(), f.Close())
-	}
-	if err == nil {
-		err = syncDir(filepath.Dir(path))
-	}
-	if err != nil {
-		return fmt.Errorf("make disk %s durable: %w", path, err)
-	}
-	return nil
 }
 
 // stack is several overlays, one upon the other, seen as one.
@@ -289,39 +273,6 @@ func copyRangeHere(from io.ReaderAt, at int64, to *os.File, off, n int64) error 
 		at, off, n = at+int64(k), off+int64(k), n-int64(k)
 	}
 	return nil
-}
-
-// Depth is how many qcow2 files a disk consists of: the file at path, which must be one, and those it stands on down to
-// the raw one.
-func Depth(path string) (int, error) {
-	n, err := depth(path)
-	if err != nil {
-		return 0, fmt.Errorf("follow the backing files of disk %s: %w", path, err)
-	}
-	return n, nil
-}
-
-func depth(path string) (int, error) {
-	const most = 1024 // a chain that bites its tail has more
-	for n := 1; n <= most; n++ {
-		h, err := readHeaderOf(path)
-		if err != nil {
-			return 0, err
-		}
-		if h.backing == "" || h.backingFormat == Raw {
-			return n, nil
-		}
-		if h.backingFormat != Qcow2 {
-			// Never guessed from content: a guest decides what a raw disk begins with.
-			return 0, fmt.Errorf("%s: its backing file is of format %q", path, h.backingFormat)
-		}
-		if filepath.IsAbs(h.backing) {
-			path = h.backing
-		} else {
-			path = filepath.Join(filepath.Dir(path), h.backing)
-		}
-	}
-	return 0, fmt.Errorf("there are more than %d", most)
 }
 
 func readHeaderOf(path string) (*qcowHeader, error) {

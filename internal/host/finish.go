@@ -88,10 +88,7 @@ func (b *branch) heat(ctx context.Context, c *engine.Captured) error {
 		tops, over = append(reversed(over[:len(over)-1]), tops...), over[len(over)-1:]
 	}
 	if err := disk.Merge(ctx, path, tops, over[0], diskFormat(over)); err != nil {
-		return errors.Join(fmt.Errorf("copy its disk: %w", err), ignoreMissing(os.Remove(path)), checkpoint.Memory.Close())
-	}
-	if err := os.Chmod(path, readOnly); err != nil {
-		return errors.Join(fmt.Errorf("copy its disk: %w", err), os.Remove(path), checkpoint.Memory.Close())
+		return errors.Join(fmt.Errorf("copy its disk: %w", err), checkpoint.Memory.Close())
 	}
 	b.h.hot.fill(b.w.hot, checkpoint, append([]string{path}, over...), path)
 	return nil

@@ -22,8 +22,7 @@ func (h *Host) unpackBase(ctx context.Context, id, path string) error {
 	if !ok {
 		return fmt.Errorf("unpack image %s: %w", short(id), ErrNotFound)
 	}
-	err := unpack(path, func(tmp string) error { return disk.LoadBase(ctx, h.layers, img.Disk, tmp) })
-	if err != nil {
+	if err := disk.LoadBase(ctx, h.layers, img.Disk, path); err != nil {
 		return hint(fmt.Errorf("unpack image %s: %w", short(id), err), "remove it with: forkd images rm %s, then build again", short(id))
 	}
 	return nil
@@ -31,23 +30,7 @@ func (h *Host) unpackBase(ctx context.Context, id, path string) error {
 
 // unpackOverlay writes a snapshot's disk, all layers above its image's, as one overlay over base.
 func (h *Host) unpackOverlay(ctx context.Context, id, image layer.Digest, path, base string) error {
-	return unpack(path, func(tmp string) error {
-		return disk.LoadChain(ctx, h.layers, id, image, tmp, base, "raw")
-	})
-}
-
-func unpack(path string, write func(tmp string) error) error {
-	tmp := path + ".tmp"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	if err := write(tmp); err != nil {
-		return errors.Join(err, ignoreMissing(os.Remove(tmp)))
-	}
-	if err := os.Chmod(tmp, readOnly); err != nil {
-		return err
-	}
-	return os.Rename(tmp, path)
+	return disk.LoadChain(ctx, h.layers, id, image, path, base, disk.Raw)
 }
 
 func ignoreMissing(err error) error {
