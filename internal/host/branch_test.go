@@ -781,6 +781,37 @@ func mustChain(t *testing.T, h *Host, d layer.Digest) int {
 	return len(c)
 }
 
+// TestForkKeepsItsSnapshot: what is forked is not removed meanwhile, and what is being removed is not forked.
+func TestForkKeepsItsSnapshot(t *testing.T) {
+	e := newFakeEngine()
+	h := fakeHost(t, e, nil)
+	chain(t, h, "a")
+	_, _, forget, err := h.claim("a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, opts := range []RemoveOptions{{}, {Force: true}, {Cascade: true}} {
+		if _, err := h.RemoveSnapshot(t.Context(), "a", opts); !errors.Is(err, ErrBusy) {
+			t.Errorf("removed under a fork with %+v: %v", opts, err)
+		}
+		if _, err := h.RemoveSnapshot(t.Context(), fakeTag, opts); !errors.Is(err, ErrBusy) {
+			t.Errorf("its parent removed under a fork with %+v: %v", opts, err)
+		}
+	}
+	forget()
+	release, err := h.hold("a", removeWhat)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Fork(t.Context(), ForkSpec{Tag: "a", N: 1}); !errors.Is(err, ErrBusy) {
+		t.Errorf("forked during a removal: %v", err)
+	}
+	release()
+	if err := removeSnapshot(t, h, "a"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestCompact(t *testing.T) {
 	h := fakeHost(t, newFakeEngine(), nil)
 	chain(t, h, "a", "b")

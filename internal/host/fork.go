@@ -45,10 +45,11 @@ type ForkResult struct {
 // child is in the table, and so can be talked to, only after its agent has confirmed its new identity.
 func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
 	start := time.Now()
-	m, writing, err := h.forkable(spec.Tag)
+	m, writing, forget, err := h.claim(spec.Tag)
 	if err != nil {
 		return nil, err
 	}
+	defer forget()
 	if err := spec.check(m); err != nil {
 		return nil, err
 	}

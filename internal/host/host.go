@@ -68,6 +68,7 @@ type Host struct {
 	sandboxes map[string]*sandbox       // by id
 	forking   int                       // children admitted but not yet in sandboxes
 	busy      map[string]string         // tags a build or removal holds, and what for
+	forks     map[string]int            // by tag: forks in progress, whose children are not in sandboxes yet
 	parents   map[*branch]string        // tags that branches and suspends in progress will stand on
 	closed    bool
 }
@@ -86,7 +87,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	h := &Host{
 		cfg: cfg, log: cfg.Log, layers: layers, store: store.New(cfg.Home),
 		snapshots: map[string]store.Snapshot{}, images: map[string]store.Image{}, sandboxes: map[string]*sandbox{},
-		busy: map[string]string{}, writing: map[string]*writing{}, parents: map[*branch]string{},
+		busy: map[string]string{}, writing: map[string]*writing{}, parents: map[*branch]string{}, forks: map[string]int{},
 	}
 	h.life, h.die = context.WithCancel(context.WithoutCancel(ctx))
 	h.hot = newHotCache(h)

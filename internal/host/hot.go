@@ -88,9 +88,6 @@ func (c *hotCache) acquireWith(ctx context.Context, m store.Snapshot, state func
 
 	// A caller that gives up must not spoil the image for those who joined it.
 	err := c.build(context.WithoutCancel(ctx), m, e, state)
-	if err != nil && c.h.removed(m) {
-		err = fmt.Errorf("snapshot %s: %w: it was removed meanwhile", m.Tag, ErrNotFound)
-	}
 	c.mu.Lock()
 	e.err = err
 	close(e.ready)

@@ -70,6 +70,11 @@ func (h *Host) unclaimed(tag string, down []string) error {
 	if now := descendants(tag, h.family()); !slices.Equal(now, down) {
 		return hint(fmt.Errorf("%w: what stands on it has changed: %s", ErrBusy, strings.Join(now, ", ")), "try again")
 	}
+	for _, t := range append([]string{tag}, down...) {
+		if h.forks[t] > 0 {
+			return hint(fmt.Errorf("%w: a fork of %s is in progress", ErrBusy, t), "try again when that is over")
+		}
+	}
 	for b, parent := range h.parents {
 		if parent == tag || slices.Contains(down, parent) {
 			return hint(fmt.Errorf("%w: a capture of sandbox %s that will stand on %s is in progress", ErrBusy, b.s.id, parent),

@@ -44,6 +44,10 @@ func (h *Host) forkable(tag string) (m store.Snapshot, w *writing, err error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	return h.forkableLocked(tag)
+}
+
+func (h *Host) forkableLocked(tag string) (m store.Snapshot, w *writing, err error) {
 	if m, ok := h.snapshots[tag]; ok {
 		return m, nil, nil
 	}
@@ -59,12 +63,28 @@ func (h *Host) forkable(tag string) (m store.Snapshot, w *writing, err error) {
 	return w.m, w, nil
 }
 
-// removed reports whether a snapshot that was known is so no more. What a suspended sandbox was has no tag.
-func (h *Host) removed(m store.Snapshot) bool {
+// claim resolves a tag for a fork and keeps the snapshot until forget is called: a removal that has begun refuses the fork, one that
+// has not is refused itself.
+func (h *Host) claim(tag string) (m store.Snapshot, w *writing, forget func(), err error) {
+	if err := lineage.CheckTag(tag); err != nil {
+		return m, nil, nil, err
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	_, known := h.snapshots[m.Tag]
-	return m.Tag != "" && !known
+	if m, w, err = h.forkableLocked(tag); err != nil {
+		return m, nil, nil, err
+	}
+	if h.busy[tag] == removeWhat {
+		return m, nil, nil, hint(fmt.Errorf("snapshot %s: %w: %s is in progress", tag, ErrBusy, removeWhat), "try again when that is over")
+	}
+	h.forks[tag]++
+	return m, w, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		if h.forks[tag]--; h.forks[tag] == 0 {
+			delete(h.forks, tag)
+		}
+	}, nil
 }
 
 // writingLimit is how long a fork waits for the memory of a snapshot that is being written.
