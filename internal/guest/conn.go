@@ -16,8 +16,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hashicorp/yamux"
-
 	"forkd.dev/forkd/internal/guest/mux"
 	"forkd.dev/forkd/internal/guest/wire"
 )
@@ -29,8 +27,9 @@ const (
 	// long. A port that missed its opening stays silent for as long as it is left open: seen, rarely, after a daemon had
 	// been killed in a capture.
 	firstPatience = 500 * time.Millisecond
-	// maxOpening are the calls that the agent has not yet said anything to: more than it serves at once.
-	maxOpening = 512
+	// maxStreams are the calls that may be open at a time: a few more than the agent serves at once, so that it is the one
+	// who refuses.
+	maxStreams = 288
 	// maxClockQuestions is more than an agent asks.
 	maxClockQuestions = 16
 )
@@ -41,7 +40,7 @@ var ErrProtocol = errors.New("guest agent's protocol")
 // Conn is a connection to an agent. All methods are safe for concurrent use.
 type Conn struct {
 	hello   wire.Hello
-	session *yamux.Session
+	session *mux.Session
 	freezes atomic.Uint64 // how often Quiesce was called
 }
 
@@ -173,11 +172,7 @@ func begin(nc net.Conn, r *bufio.Reader, hello []byte) (*Conn, error) {
 		return nil, fmt.Errorf("%w: agent speaks version %d, this forkd versions %d to %d; build the snapshot again",
 			ErrProtocol, v, max(1, wire.Version-1), wire.Version)
 	}
-	var err error
-	c.session, err = mux.Client(&sessionConn{Conn: nc, r: r, w: wire.NewChunkWriter(nc)}, maxOpening)
-	if err != nil {
-		return nil, fmt.Errorf("start session: %w", err)
-	}
+	c.session = mux.Client(&sessionConn{Conn: nc, r: r, w: wire.NewChunkWriter(nc)}, maxStreams)
 	return c, nil
 }
 
@@ -211,7 +206,7 @@ func (c *sessionConn) Write(p []byte) (int, error) { return c.w.Write(p) }
 func (c *Conn) Hello() wire.Hello { return c.hello }
 
 // Closed is closed when the connection has ended, by either side.
-func (c *Conn) Closed() <-chan struct{} { return c.session.CloseChan() }
+func (c *Conn) Closed() <-chan struct{} { return c.session.Done() }
 
 // Close ends the connection and all calls on it. Processes in the guest go on.
 func (c *Conn) Close() error { return c.session.Close() }
@@ -221,7 +216,7 @@ func (c *Conn) OpenRaw(ctx context.Context) (net.Conn, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	s, err := c.session.OpenStream()
+	s, err := c.session.Open(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("open stream to guest agent: %w", err)
 	}

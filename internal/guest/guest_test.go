@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -175,9 +176,12 @@ func echo(t *testing.T, c *guest.Conn, in string) {
 
 func TestHello(t *testing.T) {
 	c := start(t).connect(t, 42)
-	want := wire.Hello{Version: wire.Version, Agent: "test", Features: []string{wire.FeatureThaw}, Generation: 42, BootID: "boot", Phase: "ready"}
+	want := wire.Hello{Version: wire.Version, Agent: "test", Features: c.Hello().Features, Generation: 42, BootID: "boot", Phase: "ready"}
 	if diff := cmp.Diff(want, c.Hello()); diff != "" {
 		t.Fatal(diff)
+	}
+	if !slices.Contains(c.Hello().Features, wire.FeatureThaw) {
+		t.Fatalf("features: %q", c.Hello().Features)
 	}
 	echo(t, c, "hi")
 	echo(t, c, strings.Repeat("large ", 100_000))

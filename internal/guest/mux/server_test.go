@@ -7,6 +7,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/hashicorp/yamux"
 )
@@ -32,7 +33,10 @@ func echo(t *testing.T, maxStreams int) *yamux.Session {
 			}
 		}
 	})
-	c, err := Client(here, 64)
+	c, err := yamux.Client(here, &yamux.Config{
+		AcceptBacklog: 64, KeepAliveInterval: time.Hour, ConnectionWriteTimeout: time.Hour, MaxStreamWindowSize: window,
+		StreamCloseTimeout: 10 * time.Second, LogOutput: io.Discard,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
