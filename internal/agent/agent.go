@@ -97,6 +97,9 @@ func New(cfg Config, bootID string) *Agent {
 		wire.MethodArchive:  a.archive,
 		wire.MethodPivot:    a.alone(a.pivot),
 		wire.MethodPowerOff: a.alone(a.powerOff),
+
+		wire.MethodEndProcesses: a.endStarted,
+		wire.MethodConfigure:    a.configure,
 	})
 	return a
 }

@@ -188,7 +188,7 @@ func SetUp(accounts *account.Table) (*Cgroups, error) {
 	if err := setUpHost(); err != nil {
 		return nil, err
 	}
-	defaults, err := imageDefaults("/etc/forkd/image.json")
+	defaults, err := imageDefaults(imageFile)
 	if err != nil {
 		return nil, err
 	}

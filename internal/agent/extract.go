@@ -52,7 +52,7 @@ func (a *Agent) extract(ctx context.Context, s *wire.Stream, request []byte) err
 		return wire.Errorf(wire.CodeInvalid, "extract into %q: an absolute path is needed", req.Path)
 	}
 	data := s.DataReader()
-	err := as(user, func() error { return unpack(ctx, req.Path, user, data) })
+	err := as(user, func() error { return unpackInto(ctx, req.Path, user, req.KeepDirs, data) })
 	if err == nil {
 		_, err = io.Copy(io.Discard, data) // padding after the archive's end
 	}
@@ -86,6 +86,8 @@ type unpacker struct {
 	root  int
 	owner *account.User // nil: the archive's
 
+	keepDirs bool // mode and owner of directories that were there already stay
+
 	dir     int    // the directory of the entry before, for the usual case that the next is in it, too
 	dirName string // "" when there is none
 
@@ -99,6 +101,10 @@ type dirTime struct {
 }
 
 func unpack(ctx context.Context, dir string, owner *account.User, r io.Reader) error {
+	return unpackInto(ctx, dir, owner, false, r)
+}
+
+func unpackInto(ctx context.Context, dir string, owner *account.User, keepDirs bool, r io.Reader) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -106,7 +112,7 @@ func unpack(ctx context.Context, dir string, owner *account.User, r io.Reader) e
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
-	u := &unpacker{root: root, owner: owner, dir: -1, buf: make([]byte, 64<<10)}
+	u := &unpacker{root: root, owner: owner, keepDirs: keepDirs, dir: -1, buf: make([]byte, 64<<10)}
 	defer u.close()
 	entries := tar.NewReader(r)
 	for n := 0; ; n++ {
@@ -238,6 +244,9 @@ func (u *unpacker) rootEntry(h *tar.Header) error {
 	if h.Typeflag != tar.TypeDir {
 		return wire.Errorf(wire.CodeInvalid, "an archive entry for the target directory itself that is not a directory")
 	}
+	if u.keepDirs {
+		return nil
+	}
 	fd, err := u.open(".", unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return err
@@ -250,13 +259,14 @@ func (u *unpacker) rootEntry(h *tar.Header) error {
 // the like staying links.
 func (u *unpacker) directory(h *tar.Header, name, base string) error {
 	err := unix.Mkdirat(u.dir, base, 0o700)
-	if errors.Is(err, unix.EEXIST) {
-		err = nil
-	}
-	if err != nil {
+	there := errors.Is(err, unix.EEXIST)
+	if err != nil && !there {
 		return err
 	}
 	fd, err := u.open(name, unix.O_RDONLY|unix.O_DIRECTORY)
+	if err == nil && there && u.keepDirs {
+		return unix.Close(fd)
+	}
 	if errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
 		if err = unix.Unlinkat(u.dir, base, 0); err == nil {
 			if err = unix.Mkdirat(u.dir, base, 0o700); err == nil {

@@ -54,10 +54,20 @@ const (
 	MethodFileRemove  = "filesystem.Remove"
 	MethodFileRead    = "filesystem.Read"  // reply: data frames of the file
 	MethodFileWrite   = "filesystem.Write" // request: data frames of the file
+	MethodFileCompose = "filesystem.Compose"
+	MethodFileTree    = "filesystem.Tree" // reply: data frames of a tar stream
+
+	MethodWatch         = "filesystem.WatchDir" // reply: WatchEvents, until the caller leaves
+	MethodWatcherNew    = "filesystem.CreateWatcher"
+	MethodWatcherEvents = "filesystem.GetWatcherEvents"
+	MethodWatcherRemove = "filesystem.RemoveWatcher"
 )
 
 // FeatureThaw in Hello's features says that the agent knows MethodThaw. One that does not must never be quiesced and run on.
 const FeatureThaw = "thaw"
+
+// FeatureFiles in Hello's features says that the agent knows metadata, Compose, Tree, watchers, and names that are not UTF-8.
+const FeatureFiles = "files"
 
 // Error codes: Connect's.
 const (
@@ -157,6 +167,8 @@ type Metrics struct {
 type ExtractRequest struct {
 	Path string `json:"path"`           // directory, made when missing
 	User string `json:"user,omitempty"` // extract as this user; empty: keep the archive's owners (root)
+	// KeepDirs leaves mode and owner of directories that are there already. Feature "steps".
+	KeepDirs bool `json:"keepDirs,omitempty"`
 }
 
 // ArchiveRequest asks for a tar stream of a file or directory (names relative to its parent).
