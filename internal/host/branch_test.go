@@ -458,6 +458,51 @@ func TestBranchWaitsForALongDisk(t *testing.T) {
 	}
 }
 
+// TestDiskStaysShort: neither branches that fail nor those of a paused sandbox make a machine's chain of disks ever longer.
+func TestDiskStaysShort(t *testing.T) {
+	e := newFakeEngine()
+	h := fakeHost(t, e, nil)
+	id := forkOneOf(t, h, fakeTag)
+	s := h.sandboxOf(t, id)
+	check := func(what string) {
+		t.Helper()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.disks) > maxBehind+1 || s.cut >= len(s.disks) {
+			t.Fatalf("%s: the machine has %d disk files, its latest branch holds %d", what, len(s.disks), s.cut)
+		}
+		for _, f := range s.disks {
+			if _, err := os.Stat(f); err != nil {
+				t.Fatalf("%s: %v", what, err)
+			}
+		}
+	}
+	for _, step := range []string{"paused", "finish"} {
+		e.capture = func(at string) error {
+			if at == step {
+				return errors.New("boom")
+			}
+			return nil
+		}
+		for range maxBehind + 3 {
+			if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x"}); err == nil {
+				t.Fatal("no error")
+			}
+			check("failing at " + step)
+		}
+	}
+	e.capture = func(string) error { return nil }
+	mustBranch(t, h, id, "ready", BranchAuto)
+	check("ready")
+	if _, err := h.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for i := range maxBehind + 3 {
+		mustBranch(t, h, id, fmt.Sprint("paused-", i), BranchAuto)
+		check("paused")
+	}
+}
+
 // TestBranchOfEarlierMachine: a branch that becomes ready when its source was suspended and woken meanwhile is not what
 // the source's next branch stands on: what was written between the two is in neither.
 func TestBranchOfEarlierMachine(t *testing.T) {

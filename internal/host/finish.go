@@ -294,35 +294,64 @@ func (h *Host) catchUp(ctx context.Context, s *sandbox) error {
 	return nil
 }
 
-// shorten makes a sandbox's own disk files below its latest branch one file, with the machine running on, when they have
-// become many. Nobody else uses them then. A failure is only logged: the next branch tries again.
+// shorten makes a sandbox's own disk files fewer, with the machine running on, when they have become many. A failure is
+// only logged: the next branch tries again.
 func (h *Host) shorten(s *sandbox) {
 	done, err := s.begin(h.life, lineage.Shortening)
 	if err != nil {
 		return // busy or gone; the next branch
 	}
 	defer done("")
-	s.mu.Lock()
-	committer, ok := s.machine.(engine.Committer)
-	cut := s.cut
-	files := append([]string(nil), s.disks...)
-	idle := s.writing == 0 && s.state == lineage.Running
-	s.mu.Unlock()
-	if !ok || !idle || len(files) <= maxOwnDisks || cut < 2 {
-		return
-	}
-	if err := committer.CommitDisk(h.life, files[cut-1], files[0]); err != nil {
-		h.log.Warn("shorten the disk of a sandbox", "sandbox", s.id, "error", err)
-		return
-	}
-	s.mu.Lock()
-	s.disks = append(files[:1:1], files[cut:]...)
-	s.cut = 1
-	s.mu.Unlock()
-	h.record(s)
-	for _, f := range files[1:cut] {
-		if err := os.Remove(f); err != nil {
+	for {
+		removed, err := h.commitSpare(s)
+		for _, f := range removed {
+			err = errors.Join(err, os.Remove(f))
+		}
+		if err != nil {
 			h.log.Warn("shorten the disk of a sandbox", "sandbox", s.id, "error", err)
 		}
+		if err != nil || len(removed) == 0 {
+			return
+		}
 	}
+}
+
+// spare is the first run of a machine's own disk files, from one to below another, that can be made one file: those that
+// its latest ready branch holds, which are the first cut of them, or those above, which branches that failed left behind.
+// The last file is the one it writes.
+func spare(files, cut int) (from, to int, found bool) {
+	switch {
+	case files <= maxOwnDisks:
+		return 0, 0, false
+	case cut >= 2:
+		return 0, cut, true
+	case files-1-cut >= 2:
+		return cut, files - 1, true
+	}
+	return 0, 0, false
+}
+
+// commitSpare makes one such run one file, and returns the files that are of no use any more. Nobody else uses them as
+// long as no branch is being written.
+func (h *Host) commitSpare(s *sandbox) ([]string, error) {
+	s.mu.Lock()
+	committer, ok := s.machine.(engine.Committer)
+	files := append([]string(nil), s.disks...)
+	from, to, found := spare(len(files), s.cut)
+	idle := s.writing == 0
+	s.mu.Unlock()
+	if !ok || !idle || !found {
+		return nil, nil
+	}
+	if err := committer.CommitDisk(h.life, files[to-1], files[from]); err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.disks = append(files[:from+1:from+1], files[to:]...)
+	if from < s.cut {
+		s.cut = 1
+	}
+	s.mu.Unlock()
+	h.record(s)
+	return files[from+1 : to], nil
 }
