@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 
 	"forkd.dev/forkd/internal/store"
 )
@@ -25,10 +26,6 @@ const (
 // admit promises room for n children of m and one hot image, or says what is short. The image of a branch that is being
 // written is there already. The caller calls done once the children are in the table or have failed.
 func (h *Host) admit(_ context.Context, m store.Snapshot, writing *writing, n int) (done func(), err error) {
-	available, err := h.cfg.Available()
-	if err != nil {
-		return nil, fmt.Errorf("read available memory: %w", err)
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -38,31 +35,77 @@ func (h *Host) admit(_ context.Context, m store.Snapshot, writing *writing, n in
 		return nil, hint(fmt.Errorf("%w: %d sandboxes would run, the most is %d and %d run now", ErrExhausted, have+n,
 			h.cfg.MaxSandboxes, have), "end some with: forkd kill ID")
 	}
-	need := int64(n+h.forking)*childOwn + reserve
+	need := int64(n) * childOwn
 	if writing == nil && !h.hot.has(m) {
 		need += m.Engine.MemoryBytes
 	}
-	if need > available {
-		return nil, hint(fmt.Errorf("%w: %d children of %s need about %s of memory, the host has %s available", ErrExhausted,
-			n, m.Tag, mib(need), mib(available)), "fork fewer, or end some with: forkd kill ID")
+	left, err := h.roomFor(need, m.ID())
+	if err != nil {
+		return nil, err
+	}
+	if left < 0 {
+		return nil, hint(fmt.Errorf("%w: %d children of %s need about %s of memory, the host has %s to spare", ErrExhausted,
+			n, m.Tag, mib(need), mib(max(0, left+need))), "fork fewer, or end some with: forkd kill ID")
 	}
 	h.forking += n
-	return func() {
+	h.promised += need
+	return sync.OnceFunc(func() {
 		h.mu.Lock()
 		h.forking -= n
+		h.promised -= need
 		h.mu.Unlock()
-	}, nil
+	}), nil
+}
+
+// admitCopy promises room for the copy of a machine's memory. The caller calls done once the copy has been made, or will
+// not be.
+func (h *Host) admitCopy(bytes int64) (done func(), err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	left, err := h.roomFor(bytes, "")
+	if err != nil {
+		return nil, err
+	}
+	if left < 0 {
+		return nil, hint(fmt.Errorf("%w: the copy of its memory needs %s, the host has %s to spare", ErrExhausted, mib(bytes),
+			mib(max(0, left+bytes))), "end some sandboxes with: forkd kill ID")
+	}
+	h.promised += bytes
+	return sync.OnceFunc(func() {
+		h.mu.Lock()
+		h.promised -= bytes
+		h.mu.Unlock()
+	}), nil
+}
+
+// roomFor is what the host would have to spare after need more bytes; negative: it has not so much. What was promised to
+// others counts as taken until it has been, and cold hot images are evicted, but for the one kept, before anybody is
+// refused for want of what they take. The caller holds mu, and keeps it until it has noted its own promise: else two could
+// be promised the same.
+func (h *Host) roomFor(need int64, keep string) (left int64, err error) {
+	for {
+		available, err := h.cfg.Available()
+		if err != nil {
+			return 0, fmt.Errorf("read available memory: %w", err)
+		}
+		left := available - h.promised - reserve - need
+		if left >= 0 || !h.hot.evictColdest(keep) {
+			return left, nil
+		}
+	}
 }
 
 // admitBuild says whether a machine of that size can be booted: its memory becomes an image, all of it.
 func (h *Host) admitBuild(bytes int64) error {
-	available, err := h.cfg.Available()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	left, err := h.roomFor(bytes, "")
 	if err != nil {
-		return fmt.Errorf("read available memory: %w", err)
+		return err
 	}
-	if need := bytes + reserve; need > available {
-		return hint(fmt.Errorf("%w: the build's machine needs %s of memory, the host has %s available", ErrExhausted, mib(need),
-			mib(available)), "end sandboxes with: forkd kill --all, or make machine.memory smaller in the recipe")
+	if left < 0 {
+		return hint(fmt.Errorf("%w: the build's machine needs %s of memory, the host has %s to spare", ErrExhausted, mib(bytes),
+			mib(max(0, left+bytes))), "end sandboxes with: forkd kill --all, or make machine.memory smaller in the recipe")
 	}
 	return nil
 }

@@ -62,6 +62,7 @@ type branch struct {
 	capture *engine.Capture
 	frozen  time.Duration // the source's processes stood still
 	disks   []string      // those, the lowest first
+	copied  func()        // gives back the promise of memory for the copy
 	undo    undo.Stack    // what holds as long as the branch is in progress
 }
 
@@ -174,8 +175,8 @@ func (b *branch) take(ctx context.Context, spec BranchSpec) error {
 	return nil
 }
 
-// admit says how much memory the copy takes, or that the host has not so much.
-func (b *branch) admit() (bytes int64, err error) {
+// admit promises room for the copy, and says how much it takes. The caller calls done once it has been made, or will not be.
+func (b *branch) admit() (bytes int64, done func(), err error) {
 	b.s.mu.Lock()
 	bytes = b.s.format.MemoryBytes
 	pid := b.s.machine.Ref().PID
@@ -184,27 +185,22 @@ func (b *branch) admit() (bytes int64, err error) {
 		// What is the machine's own is copied; the rest of its process's own memory makes this a little too much.
 		usage, err := memory.Measure(pid)
 		if err != nil {
-			return 0, err
+			return 0, nil, err
 		}
 		bytes = min(bytes, usage.OwnBytes)
 	}
-	available, err := b.h.cfg.Available()
-	if err != nil {
-		return 0, fmt.Errorf("read available memory: %w", err)
-	}
-	if bytes+reserve > available {
-		return 0, hint(fmt.Errorf("%w: the copy of its memory needs %s, the host has %s available", ErrExhausted, mib(bytes),
-			mib(available)), "end some sandboxes with: forkd kill ID")
-	}
-	return bytes, nil
+	done, err = b.h.admitCopy(bytes)
+	return bytes, done, err
 }
 
 // reserve admits the memory of the branch and makes its place among the hot images.
 func (b *branch) reserve(tag string) error {
-	bytes, err := b.admit()
+	bytes, admitted, err := b.admit()
 	if err != nil {
 		return err
 	}
+	b.undo.Add(admitted)
+	b.copied = admitted
 	b.s.mu.Lock()
 	hot, format := b.s.hot, b.s.format
 	b.s.mu.Unlock()

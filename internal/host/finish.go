@@ -19,14 +19,7 @@ import (
 // finish makes a captured branch a snapshot, with the source running. free is called when the source can be captured
 // again, done before anybody is told of the end.
 func (b *branch) finish(ctx context.Context, free, done func()) {
-	// Until the record is known the layers that only it names would be taken for garbage.
-	release, err := b.h.layers.Hold(ctx)
-	var m store.Snapshot
-	if err == nil {
-		m, err = b.complete(ctx, free)
-	} else {
-		err = errors.Join(err, b.abandon())
-	}
+	m, release, err := b.complete(ctx, free)
 	if err != nil {
 		err = b.h.explainFull(err)
 	}
@@ -48,26 +41,30 @@ func (b *branch) finish(ctx context.Context, free, done func()) {
 }
 
 // complete waits for the memory of the instant, makes it hot, so that children can be forked, and then writes the layers
-// and the record.
-func (b *branch) complete(ctx context.Context, free func()) (store.Snapshot, error) {
+// and the record. Until the record is known to the host the layers that only it names would be taken for garbage:
+// release, if it is not nil, ends that.
+func (b *branch) complete(ctx context.Context, free func()) (m store.Snapshot, release func(), err error) {
 	captured, err := b.capture.Finish(ctx)
 	free()
+	b.copied()
 	if err != nil {
-		return store.Snapshot{}, fmt.Errorf("copy memory: %w", err)
+		return m, nil, fmt.Errorf("copy memory: %w", err)
 	}
 	copied := time.Now()
 	if err := b.heat(ctx, captured); err != nil {
 		closeCaptured(captured)
-		return store.Snapshot{}, err
+		return m, nil, err
 	}
-	m, err := b.write(ctx, captured, copied)
-	if err != nil {
-		return m, err
+	if release, err = b.h.layers.Hold(ctx); err != nil {
+		return m, nil, err
+	}
+	if m, err = b.write(ctx, captured, copied); err != nil {
+		return m, release, err
 	}
 	if err := b.h.hot.shrink(ctx, b.w.hot, m); err != nil {
 		b.h.log.Warn("share the memory of a branch", "snapshot", m.Tag, "error", err) // it has its own
 	}
-	return m, nil
+	return m, release, nil
 }
 
 // heat makes the captured machine's memory and disk a hot image. It owns the memory afterwards.

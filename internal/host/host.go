@@ -67,6 +67,7 @@ type Host struct {
 	images    map[string]store.Image    // by id
 	sandboxes map[string]*sandbox       // by id
 	forking   int                       // children admitted but not yet in sandboxes
+	promised  int64                     // bytes of memory admitted but maybe not yet taken
 	busy      map[string]string         // tags a build or removal holds, and what for
 	forks     map[string]int            // by tag: forks in progress, whose children are not in sandboxes yet
 	parents   map[*branch]string        // tags that branches and suspends in progress will stand on

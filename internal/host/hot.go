@@ -300,7 +300,7 @@ func (c *hotCache) releaseLocked(e *hotImage) {
 // makeRoom evicts cold images until need more bytes fit. The caller holds mu.
 func (c *hotCache) makeRoom(tag string, need int64) error {
 	for c.bytes()+need > c.h.cfg.HotMaxBytes {
-		victim := c.coldest()
+		victim := c.coldest("")
 		if victim == nil && c.coolOne() {
 			continue
 		}
@@ -360,10 +360,11 @@ func (c *hotCache) bytes() int64 {
 	return sum
 }
 
-func (c *hotCache) coldest() *hotImage {
+// coldest is the image nobody uses that was used longest ago, other than the one kept. The caller holds mu.
+func (c *hotCache) coldest(keep string) *hotImage {
 	var oldest *hotImage
-	for _, e := range c.entries {
-		if e.users == 0 && (oldest == nil || e.used.Before(oldest.used)) {
+	for key, e := range c.entries {
+		if e.users == 0 && key != keep && (oldest == nil || e.used.Before(oldest.used)) {
 			oldest = e
 		}
 	}
@@ -429,9 +430,21 @@ func (c *hotCache) rekey(old, m store.Snapshot) {
 func (c *hotCache) evict() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for e := c.coldest(); e != nil; e = c.coldest() {
+	for e := c.coldest(""); e != nil; e = c.coldest("") {
 		c.drop(e)
 	}
+}
+
+// evictColdest drops one image that is cold and not the one kept, and reports whether there was one.
+func (c *hotCache) evictColdest(keep string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	victim := c.coldest(keep)
+	if victim == nil {
+		return false
+	}
+	c.drop(victim)
+	return true
 }
 
 // close drops everything; the host has no sandboxes any more.

@@ -42,9 +42,11 @@ func (h *Host) suspend(ctx context.Context, s *sandbox) error {
 		return err
 	}
 	defer forget()
-	if _, err := b.admit(); err != nil {
+	_, admitted, err := b.admit()
+	if err != nil {
 		return err
 	}
+	defer admitted()
 	paused := s.is(lineage.Paused)
 	// Its processes stay frozen from the capture on: what they did after it would be lost.
 	if err := b.snap(ctx, !paused); err != nil {
