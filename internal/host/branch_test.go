@@ -817,6 +817,69 @@ func TestRemove(t *testing.T) {
 	}
 }
 
+// TestReplaceUnderCapture: a build does not replace the snapshot that a capture in progress will stand on.
+func TestReplaceUnderCapture(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	id := forkOneOf(t, h, fakeTag)
+	b := &branch{h: h, s: h.sandboxOf(t, id)}
+	forget, err := b.findParent()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Kill(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	m, err := h.snapshot(fakeTag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := []byte("another device state")
+	next := m.WithState(state)
+	if err := h.enterSnapshot(t.Context(), next, state, true); !errors.Is(err, ErrBusy) {
+		t.Errorf("replaced under a capture: %v", err)
+	}
+	forget()
+	if err := h.enterSnapshot(t.Context(), next, state, true); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestInterruptedForce: a daemon that dies when some above the removed snapshot have their new records, and others not
+// yet, leaves a family in which each has its parent.
+func TestInterruptedForce(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	chain(t, h, "a", "b", "c", "d")
+	b, err := h.snapshot("b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := h.snapshot("c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := h.layers.Unlink(t.Context(), b.Memory, []layer.Digest{c.Memory})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dsk, err := h.layers.Unlink(t.Context(), b.Disk, []layer.Digest{c.Disk})
+	if err != nil {
+		t.Fatal(err)
+	}
+	next, err := h.replace(t.Context(), c, b, mem, dsk, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := mem[c.Memory].StoredBytes + dsk[c.Disk].StoredBytes; next.Stored != want {
+		t.Errorf("c takes %d bytes, want %d", next.Stored, want)
+	}
+	for tag, want := range map[string][]string{"d": {fakeTag, "a", "c"}, "c": {fakeTag, "a"}, "b": {fakeTag, "a"}} {
+		if v, err := h.Snapshot(tag); err != nil || !slices.Equal(v.Ancestors, want) {
+			t.Errorf("ancestors of %s: %v, %v", tag, v.Ancestors, err)
+		}
+	}
+	wantMemory(t, h, "d", "value d")
+}
+
 func mustChain(t *testing.T, h *Host, d layer.Digest) int {
 	t.Helper()
 	c, err := h.layers.Chain(t.Context(), d)
@@ -894,6 +957,15 @@ func TestUnfinishedIsFailedAfterRestart(t *testing.T) {
 	}
 	if _, err := h.Fork(t.Context(), ForkSpec{Tag: "half", N: 1}); !errors.Is(err, lineage.ErrState) {
 		t.Errorf("fork of a failed one: %v", err)
+	}
+	if err := h.store.FailSnapshot(m, errors.New("the disk was full")); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.loadUnfinished(); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := h.Snapshot("half"); err != nil || v.Reason != "the disk was full" {
+		t.Errorf("the reason is %q, %v", v.Reason, err)
 	}
 	if err := removeSnapshot(t, h, "half"); err != nil {
 		t.Error(err)

@@ -303,6 +303,11 @@ func (h *Host) enterSnapshot(ctx context.Context, m store.Snapshot, state []byte
 		if err := h.replaceable(old); err != nil {
 			return err
 		}
+		restore, err := h.claimForRemoval(m.Tag)
+		if err != nil {
+			return err
+		}
+		defer restore()
 		h.hot.forget(old)
 		if err := h.store.RemoveSnapshot(m.Tag); err != nil {
 			return err

@@ -215,6 +215,9 @@ func (h *Host) settle(b *branch, m store.Snapshot, err error) (changed []*sandbo
 	b.w.err = err
 	if err != nil {
 		b.w.status = lineage.FailedSnap
+		if err := h.store.FailSnapshot(b.w.m, err); err != nil {
+			h.log.Warn("note why a branch failed", "snapshot", tag, "error", err)
+		}
 		return nil
 	}
 	b.w.m, b.w.status = m, lineage.Ready

@@ -67,6 +67,27 @@ func (h *Host) RemoveSnapshot(ctx context.Context, tag string, opts RemoveOption
 func (h *Host) unclaimed(tag string, down []string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	return h.unclaimedLocked(tag, down)
+}
+
+// claimForRemoval turns the hold on a tag on which nothing stands into one that keeps forks and captures away, until
+// restore is called.
+func (h *Host) claimForRemoval(tag string) (restore func(), err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.unclaimedLocked(tag, nil); err != nil {
+		return nil, fmt.Errorf("replace snapshot %s: %w", tag, err)
+	}
+	before := h.busy[tag]
+	h.busy[tag] = removeWhat
+	return func() {
+		h.mu.Lock()
+		h.busy[tag] = before
+		h.mu.Unlock()
+	}, nil
+}
+
+func (h *Host) unclaimedLocked(tag string, down []string) error {
 	if now := descendants(tag, h.family()); !slices.Equal(now, down) {
 		return hint(fmt.Errorf("%w: what stands on it has changed: %s", ErrBusy, strings.Join(now, ", ")), "try again")
 	}
@@ -222,12 +243,20 @@ func (h *Host) replace(ctx context.Context, old, gone store.Snapshot, mem, dsk m
 		return old, err
 	}
 	next := old
+	// A crash before those above it have their new records must not make them roots.
+	next.Formerly = append(slices.Clone(old.Formerly), old.ID())
 	if info, ok := mem[old.Memory]; ok {
 		next.Memory, next.MemoryOwn = info.Digest, info.OwnBytes
-		next.Stored = info.StoredBytes
 	}
 	if info, ok := dsk[old.Disk]; ok {
 		next.Disk, next.DiskOwn = info.Digest, info.OwnBytes
+	}
+	next.Stored = 0
+	for _, d := range []layer.Digest{next.Memory, next.Disk} {
+		info, err := h.layers.Stat(ctx, d)
+		if err != nil {
+			return old, err
+		}
 		next.Stored += info.StoredBytes
 	}
 	next.Parent, next.ParentID = gone.Parent, gone.ParentID

@@ -138,7 +138,11 @@ func (h *Host) loadUnfinished() error {
 			}
 			continue
 		}
-		w := &writing{m: m, status: lineage.FailedSnap, err: errors.New("the daemon ended while it was being written"), settled: make(chan struct{})}
+		reason := m.Failure
+		if reason == "" {
+			reason = "the daemon ended while it was being written"
+		}
+		w := &writing{m: m.Snapshot, status: lineage.FailedSnap, err: errors.New(reason), settled: make(chan struct{})}
 		close(w.settled)
 		h.writing[m.Tag] = w
 	}
@@ -283,7 +287,7 @@ func (h *Host) family() map[string]lineage.Snapshot {
 
 // parentTag is the tag of the parent, if it is still there and still the one. The caller holds mu.
 func (h *Host) parentTag(m store.Snapshot) string {
-	if p, ok := h.snapshots[m.Parent]; ok && (m.ParentID == "" || p.ID() == m.ParentID) {
+	if p, ok := h.snapshots[m.Parent]; ok && (m.ParentID == "" || p.Is(m.ParentID)) {
 		return m.Parent
 	}
 	return ""

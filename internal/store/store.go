@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +39,7 @@ type Snapshot struct {
 	CreatedAt     time.Time     `json:"created_at"`
 	Parent        string        `json:"parent,omitempty"`    // tag
 	ParentID      string        `json:"parent_id,omitempty"` // its id: another snapshot of that tag is no parent
+	Formerly      []string      `json:"formerly,omitempty"`  // ids of earlier records of the same content, which children may still name
 	Engine        engine.Format `json:"engine"`
 	Image         string        `json:"image"` // id
 	ImageDisk     layer.Digest  `json:"image_disk"`
@@ -90,10 +92,11 @@ type Image struct {
 // keep apart, the loser gets ErrExists.
 type Store struct {
 	home layout.Home
+	sync func(dir string) error // makes the names in a directory durable
 }
 
 // New wraps a home whose directories exist.
-func New(home layout.Home) *Store { return &Store{home: home} }
+func New(home layout.Home) *Store { return &Store{home: home, sync: syncDir} }
 
 const (
 	manifestFile = "manifest.json"
@@ -231,7 +234,7 @@ func (s *Store) replace(ctx context.Context, dir string, manifest any, files map
 }
 
 // place writes a record's directory and renames it to dir, durably; it returns the path it was written at.
-func (s *Store) place(ctx context.Context, dir string, manifest any, files map[string][]byte, flags uint) (tmp string, err error) {
+func (s *Store) place(ctx context.Context, dir string, manifest any, files map[string][]byte, flags uint) (writtenAt string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", context.Cause(ctx)
 	}
@@ -239,7 +242,7 @@ func (s *Store) place(ctx context.Context, dir string, manifest any, files map[s
 	if err != nil {
 		return "", err
 	}
-	tmp, err = os.MkdirTemp(s.home.Temp(), "record-")
+	tmp, err := os.MkdirTemp(s.home.Temp(), "record-")
 	if err != nil {
 		return "", err
 	}
@@ -265,7 +268,11 @@ func (s *Store) place(ctx context.Context, dir string, manifest any, files map[s
 		}
 		return "", fmt.Errorf("rename into place: %w", err)
 	}
-	return tmp, syncDir(filepath.Dir(dir))
+	if err := s.sync(filepath.Dir(dir)); err != nil {
+		// The caller will believe that nothing has changed: the record goes back to where it was written.
+		return "", errors.Join(err, unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, tmp, flags))
+	}
+	return tmp, nil
 }
 
 func writeSynced(path string, data []byte) error {
@@ -300,6 +307,9 @@ func (m Snapshot) WithState(state []byte) Snapshot {
 	m.State, m.StateBytes = digest(state), int64(len(state))
 	return m
 }
+
+// Is reports whether id is the snapshot's, or was that of an earlier record of it.
+func (m Snapshot) Is(id string) bool { return m.ID() == id || slices.Contains(m.Formerly, id) }
 
 // ID of a snapshot is the digest of its manifest.
 func (m Snapshot) ID() string {

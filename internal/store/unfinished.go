@@ -13,15 +13,35 @@ import (
 
 const unfinishedSuffix = ".json"
 
+// Unfinished is a snapshot that was begun and is none.
+type Unfinished struct {
+	Snapshot
+	Failure string `json:"failure,omitempty"` // empty: it was being written, or still is
+}
+
 // BeginSnapshot notes that a snapshot of that tag is being written, so that a later daemon can say what became of it.
 // The note is not synced: after a power cut nobody asks for it.
-func (s *Store) BeginSnapshot(m Snapshot) error {
+func (s *Store) BeginSnapshot(m Snapshot) error { return s.note(Unfinished{Snapshot: m}) }
+
+// FailSnapshot notes why it could not be.
+func (s *Store) FailSnapshot(m Snapshot, reason error) error {
+	return s.note(Unfinished{Snapshot: m, Failure: reason.Error()})
+}
+
+func (s *Store) note(m Unfinished) error {
 	text, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(s.unfinished(m.Tag), append(text, '\n'), 0o600); err != nil {
-		return fmt.Errorf("note that snapshot %s is being written: %w", m.Tag, err)
+	// In one step: a full disk must not cost the note that is there.
+	tmp := s.unfinished(m.Tag) + ".tmp"
+	err = os.WriteFile(tmp, append(text, '\n'), 0o600)
+	if err == nil {
+		err = os.Rename(tmp, s.unfinished(m.Tag))
+	}
+	if err != nil {
+		_ = os.Remove(tmp)
+		return fmt.Errorf("note that snapshot %s is not ready: %w", m.Tag, err)
 	}
 	return nil
 }
@@ -36,15 +56,15 @@ func (s *Store) EndSnapshot(tag string) error {
 
 // Unfinished lists the notes of snapshots that an earlier daemon did not finish. One that cannot be read is skipped and
 // removed: it says nothing that anybody could use.
-func (s *Store) Unfinished() ([]Snapshot, error) {
+func (s *Store) Unfinished() ([]Unfinished, error) {
 	entries, err := os.ReadDir(s.home.Unfinished())
 	if err != nil {
 		return nil, fmt.Errorf("read notes of unfinished snapshots: %w", err)
 	}
-	var list []Snapshot
+	var list []Unfinished
 	for _, e := range entries {
 		tag, ok := strings.CutSuffix(e.Name(), unfinishedSuffix)
-		m, err := readManifest[Snapshot](filepath.Join(s.home.Unfinished(), e.Name()))
+		m, err := readManifest[Unfinished](filepath.Join(s.home.Unfinished(), e.Name()))
 		if !ok || err != nil || m.Tag != tag {
 			_ = os.Remove(filepath.Join(s.home.Unfinished(), e.Name()))
 			continue
