@@ -36,6 +36,8 @@ const (
 	EnvSoak = "FORKD_SOAK"
 	// EnvScale multiplies every Timeout.
 	EnvScale = "FORKD_TEST_SCALE"
+	// EnvBinary is a program to test instead of the one that make build made.
+	EnvBinary = "FORKD_TEST_BINARY"
 )
 
 // probe returns why a thing is missing, or nil.
@@ -147,6 +149,9 @@ func Root(t testing.TB) string {
 func Binary(t testing.TB) string {
 	t.Helper()
 	Need(t, "binary")
+	if path := os.Getenv(EnvBinary); path != "" {
+		return path
+	}
 	return filepath.Join(Root(t), "bin", "forkd")
 }
 
@@ -214,6 +219,10 @@ func agentMissing() error {
 }
 
 func binaryMissing() error {
+	if path := os.Getenv(EnvBinary); path != "" {
+		_, err := os.Stat(path)
+		return err
+	}
 	return built(filepath.Join("bin", "forkd"), "make build")
 }
 
