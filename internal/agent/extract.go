@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -93,6 +94,7 @@ type unpacker struct {
 
 	times []dirTime
 	buf   []byte
+	short bool // the file being written ends in a hole
 }
 
 type dirTime struct {
@@ -302,6 +304,12 @@ func (u *unpacker) create(h *tar.Header, base string, place func() error) error 
 			return err
 		}
 	}
+	err = u.attributes(h, func(name string, value []byte) error {
+		return unix.Lsetxattr(fmt.Sprintf("/proc/self/fd/%d/%s", u.dir, base), name, value, 0)
+	})
+	if err != nil {
+		return err
+	}
 	return u.setTime(u.dir, base, h.ModTime)
 }
 
@@ -353,7 +361,7 @@ func (u *unpacker) file(h *tar.Header, base string, content io.Reader) error {
 	if err != nil {
 		return err
 	}
-	err = u.content(fd, h.Size, content)
+	err = u.content(fd, h, content)
 	if err == nil {
 		err = u.metadata(fd, h)
 	}
@@ -363,17 +371,40 @@ func (u *unpacker) file(h *tar.Header, base string, content io.Reader) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// content writes a file, leaving holes where blocks are zero.
-func (u *unpacker) content(fd int, size int64, r io.Reader) error {
+// content writes a file, leaving holes where the archive says so, and where blocks are zero.
+func (u *unpacker) content(fd int, h *tar.Header, r io.Reader) error {
+	size, holes, err := sparse(h)
+	if err != nil {
+		return err
+	}
 	var off int64
-	hole := false
-	for off < size {
-		n, err := io.ReadFull(r, u.buf[:min(int64(len(u.buf)), size-off)])
+	u.short = false
+	for _, hole := range holes {
+		u.short = true
+		if err := u.piece(fd, off, hole.offset, r); err != nil {
+			return err
+		}
+		off = hole.offset + hole.length
+	}
+	if err := u.piece(fd, off, size, r); err != nil {
+		return err
+	}
+	if u.short {
+		return unix.Ftruncate(fd, size)
+	}
+	return nil
+}
+
+// piece writes what is from off to end of a file.
+func (u *unpacker) piece(fd int, off, end int64, r io.Reader) error {
+	for off < end {
+		n, err := io.ReadFull(r, u.buf[:min(int64(len(u.buf)), end-off)])
 		if err != nil {
 			return unexpected(err)
 		}
 		block := u.buf[:n]
-		hole = len(block) >= 4096 && allZero(block)
+		hole := len(block) >= 4096 && allZero(block)
+		u.short = hole
 		for !hole && len(block) > 0 {
 			m, err := unix.Pwrite(fd, block, off+int64(n-len(block)))
 			if err != nil {
@@ -383,10 +414,40 @@ func (u *unpacker) content(fd int, size int64, r io.Reader) error {
 		}
 		off += int64(n)
 	}
-	if hole {
-		return unix.Ftruncate(fd, size)
-	}
 	return nil
+}
+
+type hole struct{ offset, length int64 }
+
+// sparse is a file's size, and the holes that the archive leaves out.
+func sparse(h *tar.Header) (size int64, holes []hole, err error) {
+	text, ok := h.PAXRecords[wire.SparseSize]
+	if !ok {
+		return h.Size, nil, nil
+	}
+	fail := wire.Errorf(wire.CodeInvalid, "malformed list of holes")
+	if size, err = strconv.ParseInt(text, 10, 64); err != nil || size < 0 {
+		return 0, nil, fail
+	}
+	var end, left int64 // left: bytes that the archive has
+	for field := range strings.FieldsSeq(h.PAXRecords[wire.SparseHoles]) {
+		offset, length, _ := strings.Cut(field, "+")
+		var next hole
+		next.offset, err = strconv.ParseInt(offset, 10, 64)
+		if err == nil {
+			next.length, err = strconv.ParseInt(length, 10, 64)
+		}
+		if err != nil || next.length <= 0 || next.offset < end || next.offset > size || next.length > size-next.offset {
+			return 0, nil, fail
+		}
+		left += next.offset - end
+		end = next.offset + next.length
+		holes = append(holes, next)
+	}
+	if left+size-end != h.Size {
+		return 0, nil, fail
+	}
+	return size, holes, nil
 }
 
 func unexpected(err error) error {
@@ -408,12 +469,21 @@ func (u *unpacker) metadata(fd int, h *tar.Header) error {
 	if err := unix.Fchmod(fd, uint32(h.Mode)&0o7777); err != nil {
 		return err
 	}
+	return u.attributes(h, func(name string, value []byte) error { return unix.Fsetxattr(fd, name, value, 0) })
+}
+
+// attributes sets the extended attributes that the file system can keep.
+func (u *unpacker) attributes(h *tar.Header, set func(name string, value []byte) error) error {
 	for key, value := range h.PAXRecords {
 		name, ok := strings.CutPrefix(key, xattrPrefix)
 		if !ok || u.owner != nil && !strings.HasPrefix(name, "user.") {
 			continue // a user may set its own namespace only
 		}
-		if err := unix.Fsetxattr(fd, name, []byte(value), 0); err != nil && !errors.Is(err, unix.ENOTSUP) {
+		err := set(name, []byte(value))
+		if errors.Is(err, unix.ENOSPC) {
+			err = errors.New("there is no room for it: a file's attributes together fit into one block of the disk")
+		}
+		if err != nil && !errors.Is(err, unix.ENOTSUP) {
 			return fmt.Errorf("attribute %s: %w", name, err)
 		}
 	}
