@@ -18,6 +18,7 @@ import (
 	"forkd.dev/forkd/internal/agent/account"
 	"forkd.dev/forkd/internal/agent/contexts"
 	"forkd.dev/forkd/internal/agent/files"
+	"forkd.dev/forkd/internal/agent/probe"
 	"forkd.dev/forkd/internal/agent/process"
 	"forkd.dev/forkd/internal/agent/reap"
 )
@@ -103,6 +104,7 @@ func run(ctx context.Context) error {
 			process.New(process.Config{Reaper: reaper, Accounts: accounts, Cgroup: groups.Processes}),
 			files.New(accounts),
 			interpreters,
+			probe.Service{},
 		},
 	}, bootID())
 	return a.Serve(ctx, port)

@@ -43,32 +43,11 @@ type Machine struct {
 	DiskBytes   int64 // the disk is sparse: this is what it can grow to
 }
 
-// Warmup is what runs before the machine is frozen: code in a context, or a command.
-type Warmup struct {
-	Context  string   // language of the context: "python"; "" for a command
-	Code     string   // to evaluate
-	CodeFile string   // or a file of the recipe's directory with it
-	Command  []string // argv
-	Ready    *Ready   // for a command that keeps running; nil: it must exit with 0
-	Timeout  time.Duration
-}
-
-// Ready is how to tell that a warm-up command is up: exactly one of the conditions.
-type Ready struct {
-	Command []string // exits with 0
-	Port    int      // TCP port on 127.0.0.1 accepts
-	File    string   // exists
-	Log     string   // regular expression, matches a line of the command's output
-	Timeout time.Duration
-}
-
 // Defaults of a recipe.
 const (
-	DefaultCPUs          = 1
-	DefaultMemoryBytes   = 512 << 20
-	DefaultDiskBytes     = 8 << 30
-	DefaultWarmupTimeout = 5 * time.Minute
-	DefaultReadyTimeout  = 2 * time.Minute
+	DefaultCPUs        = 1
+	DefaultMemoryBytes = 512 << 20
+	DefaultDiskBytes   = 8 << 30
 )
 
 const (
@@ -333,73 +312,6 @@ func sizeText(v int64) string {
 	default:
 		return strconv.FormatInt(v>>20, 10) + "MiB"
 	}
-}
-
-func (d *decoder) warmup(n *node) *Warmup {
-	w := &Warmup{Timeout: DefaultWarmupTimeout}
-	d.mapping(n, map[string]func(*node){
-		"context": func(n *node) {
-			if s, ok := d.text(n, maxNameLength); ok {
-				if s != "python" {
-					d.fault(n, `context %q is not known; use "python"`, short(s))
-				}
-				w.Context = s
-			}
-		},
-		"code": func(n *node) {
-			if s, ok := d.text(n, maxTextLength); ok {
-				w.Code = s
-			}
-		},
-		"code_file": func(n *node) { w.CodeFile = d.source(n) },
-		"command":   func(n *node) { w.Command = d.argv(n, "command") },
-		"ready":     func(n *node) { w.Ready = d.ready(n) },
-		"timeout":   func(n *node) { w.Timeout = d.duration(n, "timeout") },
-	})
-	if !n.isMapping() {
-		return w
-	}
-	switch context, command := n.has("context"), n.has("command"); {
-	case context && command || !context && !command:
-		d.fault(n, `warmup: give either "context" with "code" or "code_file", or "command"`)
-	case context && n.has("code") == n.has("code_file"):
-		d.fault(n, `warmup: a context needs exactly one of "code" and "code_file"`)
-	case context && n.has("ready"):
-		d.fault(n, `warmup: "ready" belongs to a command; code in a context is ready when it returns`)
-	case command && (n.has("code") || n.has("code_file")):
-		d.fault(n, `warmup: "code" needs a "context", not a "command"`)
-	}
-	return w
-}
-
-func (d *decoder) ready(n *node) *Ready {
-	r := &Ready{Timeout: DefaultReadyTimeout}
-	d.mapping(n, map[string]func(*node){
-		"command": func(n *node) { r.Command = d.argv(n, "command") },
-		"port":    func(n *node) { r.Port = int(d.integer(n, "port", 1, 65535)) },
-		"file":    func(n *node) { r.File = d.absolute(n) },
-		"log": func(n *node) {
-			if s, ok := d.text(n, 1000); ok {
-				if _, err := regexp.Compile(s); err != nil {
-					d.fault(n, "log: %s", err)
-				}
-				r.Log = s
-			}
-		},
-		"timeout": func(n *node) { r.Timeout = d.duration(n, "timeout") },
-	})
-	if n.isMapping() {
-		count := 0
-		for _, key := range []string{"command", "port", "file", "log"} {
-			if n.has(key) {
-				count++
-			}
-		}
-		if count != 1 {
-			d.fault(n, `ready: give exactly one of "command", "port", "file" and "log"`)
-		}
-	}
-	return r
 }
 
 // argv is a command: a list of arguments, or a string for the shell.

@@ -3,6 +3,7 @@ package image
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,11 +51,14 @@ warmup:
 		Run:     []string{"apt-get --version", "cd /srv\nls\n"},
 		Machine: Machine{CPUs: 2, MemoryBytes: 1 << 30, DiskBytes: 16 << 30},
 		Warmup: &Warmup{
-			Command: []string{"python3", "-m", "http.server"}, Timeout: time.Minute,
-			Ready: &Ready{Port: 8000, Timeout: 10 * time.Second},
+			Services: []Service{{
+				Name: "service", Command: []string{"python3", "-m", "http.server"},
+				Ready: []Ready{{Port: netip.MustParseAddrPort("[::]:8000"), Timeout: 10 * time.Second, Interval: DefaultReadyInterval}},
+			}},
+			Timeout: time.Minute,
 		},
 	}
-	if d := cmp.Diff(want, got); d != "" {
+	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); d != "" {
 		t.Error(d)
 	}
 }
@@ -113,16 +117,15 @@ r:5: disk "20TiB": must be from 1GiB to 16TiB
 r:6: key "gpu" is not known; known here: cpus, disk, memory`},
 		{"negative memory", "base: debian:bookworm\nmachine: {memory: -512MiB}\n", `r:2: memory "-512MiB": write a whole number with a unit, for example "512MiB" or "4GiB"`},
 		{"odd memory", "base: debian:bookworm\nmachine: {memory: 1048577KiB}\n", `r:2: memory "1048577KiB": must be a multiple of 1MiB`},
-		{"warmup without anything", "base: debian:bookworm\nwarmup: {}\n", `r:2: warmup: give either "context" with "code" or "code_file", or "command"`},
+		{"warmup without anything", "base: debian:bookworm\nwarmup: {}\n", `r:2: warmup: give "context" with "code" or "code_file", or "command", or "services"`},
 		{"warmup context", "base: debian:bookworm\nwarmup: {context: perl}\n", `r:2: warmup: a context needs exactly one of "code" and "code_file"
 r:2: context "perl" is not known; use "python"`},
 		{"warmup ready", "base: debian:bookworm\nwarmup:\n  command: []\n  ready: {port: 0, log: '('}\n  timeout: 5\n", `r:3: command: names no program
-r:4: ready: give exactly one of "command", "port", "file" and "log"
 r:4: port "0": must be a whole number from 1 to 65535
 r:4: log: error parsing regexp: missing closing ): ` + "`(`" + `
 r:5: timeout "5": write a time up to 24h with a unit, for example "90s"`},
 		{"context with ready", "base: debian:bookworm\nwarmup: {context: python, code: x, ready: {port: 1}}\n", `r:2: warmup: "ready" belongs to a command; code in a context is ready when it returns`},
-		{"command with code", "base: debian:bookworm\nwarmup: {command: x, code: y}\n", `r:2: warmup: "code" needs a "context", not a "command"`},
+		{"command with code", "base: debian:bookworm\nwarmup: {command: x, code: y}\n", `r:2: warmup: "code" needs a "context"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := ParseRecipe("r", []byte(c.text))
