@@ -2,6 +2,8 @@ package files
 
 import (
 	"io/fs"
+	"os"
+	"path/filepath"
 	"strconv"
 	"syscall"
 
@@ -9,6 +11,62 @@ import (
 )
 
 type sysStat = syscall.Stat_t
+
+// entry describes a path; a link itself, with the type of what it points at.
+func (s *Service) entry(path string) (wire.EntryInfo, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return wire.EntryInfo{}, err
+	}
+	return s.namer().describe(path, info), nil
+}
+
+func (s *Service) namer() namer {
+	users, groups := s.accounts.Names()
+	return namer{users: users, groups: groups}
+}
+
+type namer struct {
+	users, groups map[uint32]string
+}
+
+// describe makes an entry as envd does: of a link, type and mode are those of its target, whose path is resolved; a link
+// to nothing keeps its type and names what it points at.
+func (n namer) describe(path string, info fs.FileInfo) wire.EntryInfo {
+	entry := wire.EntryInfo{
+		Name:         wire.EncodeName(filepath.Base(path)),
+		Path:         wire.EncodeName(path),
+		Type:         entryType(info.Mode()),
+		Size:         info.Size(),
+		Permissions:  permissions(info.Mode()),
+		ModifiedTime: info.ModTime().UTC(),
+	}
+	if info.Mode()&(fs.ModeDevice|fs.ModeNamedPipe|fs.ModeSocket) == 0 {
+		entry.Metadata = metadata(path)
+	}
+	if st, ok := info.Sys().(*sysStat); ok {
+		entry.Mode = st.Mode & 0o7777
+		entry.Owner = name(n.users, st.Uid)
+		entry.Group = name(n.groups, st.Gid)
+	}
+	if info.Mode()&fs.ModeSymlink == 0 {
+		return entry
+	}
+	if target, err := filepath.EvalSymlinks(path); err == nil {
+		target = wire.EncodeName(target)
+		entry.SymlinkTarget = &target
+		if info, err := os.Stat(path); err == nil {
+			entry.Type = entryType(info.Mode())
+			if st, ok := info.Sys().(*sysStat); ok {
+				entry.Mode = st.Mode & 0o7777
+			}
+		}
+	} else if link, err := os.Readlink(path); err == nil {
+		link = wire.EncodeName(link)
+		entry.SymlinkTarget = &link
+	}
+	return entry
+}
 
 func entryType(m fs.FileMode) string {
 	switch {

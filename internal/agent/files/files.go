@@ -1,20 +1,18 @@
 // Package files serves the guest's files with the messages and semantics of E2B's envd: describe, list, make, move,
-// remove, read, write. Every call acts with the rights of the user it names. It reads and writes regular files only
-// (a device or pipe could hold it for ever), and never holds more than one frame of a file in memory. It does not watch
-// and does not archive. Only the agent imports it; its tests run on any Linux.
+// remove, read, write, compose, watch; and sends trees of them. Every call acts with the rights of the user it names. It
+// reads and writes regular files only (a device or pipe could hold it for ever), and never holds more than one frame of
+// a file in memory. It does not unpack trees: that is the agent's own. Only the agent imports it; its tests run on any
+// Linux.
 package files
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,6 +26,7 @@ const maxEntries = 20000
 // Service serves files.
 type Service struct {
 	accounts *account.Table
+	watchers watchers
 }
 
 // New makes a service.
@@ -43,26 +42,56 @@ func (s *Service) Handlers() map[string]wire.Handler {
 		wire.MethodFileRemove:  wire.Handle(s.remove),
 		wire.MethodFileRead:    wire.Handle(s.read),
 		wire.MethodFileWrite:   wire.Handle(s.write),
+		wire.MethodFileCompose: wire.Handle(s.compose),
+		wire.MethodFileTree:    wire.Handle(s.tree),
+
+		wire.MethodWatch:         wire.Handle(s.watchDir),
+		wire.MethodWatcherNew:    wire.Handle(s.createWatcher),
+		wire.MethodWatcherEvents: wire.Handle(s.watcherEvents),
+		wire.MethodWatcherRemove: wire.Handle(s.removeWatcher),
 	}
 }
 
 // locate finds the user and the absolute path of a request.
 func (s *Service) locate(user, path string) (*account.User, string, error) {
-	if path == "" {
-		return nil, "", wire.Errorf(wire.CodeInvalid, "no path given")
+	u, err := s.accounts.User(user)
+	if err != nil {
+		return nil, "", err
 	}
-	if strings.ContainsRune(path, 0) {
-		return nil, "", wire.Errorf(wire.CodeInvalid, "path %q contains NUL", path)
+	path, err = resolvePath(u, path)
+	return u, path, err
+}
+
+// locateOrWorkdir is locate for calls that change nothing: without a path they mean the image's working directory, or
+// else the user's home.
+func (s *Service) locateOrWorkdir(user, path string) (*account.User, string, error) {
+	if path != "" {
+		return s.locate(user, path)
 	}
 	u, err := s.accounts.User(user)
 	if err != nil {
 		return nil, "", err
 	}
-	return u, account.Path(u, path), nil
+	dir, err := s.accounts.Dir(u, "")
+	return u, dir, err
+}
+
+// resolvePath makes the path of a request absolute.
+func resolvePath(u *account.User, text string) (string, error) {
+	path, err := wire.DecodeName(text)
+	switch {
+	case err != nil:
+		return "", err
+	case path == "":
+		return "", wire.Errorf(wire.CodeInvalid, "no path given")
+	case path[0] == '~' && path != "~" && path[1] != '/':
+		return "", wire.Errorf(wire.CodeInvalid, "path %q: another user's home cannot be named so; for a file of that name write ./%s", text, text)
+	}
+	return account.Path(u, path), nil
 }
 
 func (s *Service) stat(_ context.Context, st *wire.Stream, req *wire.PathRequest) error {
-	u, path, err := s.locate(req.User, req.Path)
+	u, path, err := s.locateOrWorkdir(req.User, req.Path)
 	if err != nil {
 		return err
 	}
@@ -103,10 +132,13 @@ func (s *Service) move(_ context.Context, st *wire.Stream, req *wire.MoveRequest
 	if err != nil {
 		return err
 	}
-	if req.Destination == "" || strings.ContainsRune(req.Destination, 0) {
-		return wire.Errorf(wire.CodeInvalid, "move %s: no usable destination given", source)
+	if req.Destination == "" {
+		return wire.Errorf(wire.CodeInvalid, "move %s: no destination given", source)
 	}
-	destination := account.Path(u, req.Destination)
+	destination, err := resolvePath(u, req.Destination)
+	if err != nil {
+		return err
+	}
 	var entry wire.EntryInfo
 	err = account.As(u, func() error {
 		if _, err := os.Lstat(source); err != nil {
@@ -150,8 +182,8 @@ func (s *Service) remove(_ context.Context, st *wire.Stream, req *wire.PathReque
 	return st.SendMessage(struct{}{})
 }
 
-func (s *Service) list(ctx context.Context, st *wire.Stream, req *wire.ListRequest) error {
-	u, path, err := s.locate(req.User, req.Path)
+func (s *Service) list(ctx context.Context, st *wire.Stream, req *wire.ListDirRequest) error {
+	u, path, err := s.locateOrWorkdir(req.User, req.Path)
 	if err != nil {
 		return err
 	}
@@ -267,8 +299,12 @@ func (s *Service) read(ctx context.Context, st *wire.Stream, req *wire.ReadReque
 	return nil
 }
 
-// openRegular opens without waiting: a pipe without a writer would wait for one, a terminal would become ours.
+// openRegular opens without waiting: a pipe without a writer would wait for one, a terminal would become ours. It looks
+// first, because already the opening of a device can do something.
 func openRegular(path string) (int, error) {
+	if err := regular(path); err != nil {
+		return -1, err
+	}
 	for {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 		if errors.Is(err, unix.EINTR) {
@@ -282,13 +318,8 @@ func openRegular(path string) (int, error) {
 		}
 		var st unix.Stat_t
 		if err = unix.Fstat(fd, &st); err == nil {
-			switch st.Mode & unix.S_IFMT {
-			case unix.S_IFREG:
+			if err = readable(st.Mode); err == nil {
 				return fd, nil
-			case unix.S_IFDIR:
-				err = unix.EISDIR
-			default:
-				err = errSpecial
 			}
 		}
 		_ = unix.Close(fd)
@@ -297,142 +328,6 @@ func openRegular(path string) (int, error) {
 }
 
 var errSpecial = errors.New("not a regular file")
-
-func (s *Service) write(ctx context.Context, st *wire.Stream, req *wire.WriteRequest) error {
-	u, path, err := s.locate(req.User, req.Path)
-	if err != nil {
-		return err
-	}
-	if req.Mode != nil && *req.Mode > 0o7777 {
-		return wire.Errorf(wire.CodeInvalid, "write %s: mode %#o", path, *req.Mode)
-	}
-	if strings.HasSuffix(req.Path, "/") {
-		return wire.Errorf(wire.CodeInvalid, "write %s: the path names a directory", req.Path)
-	}
-	var w *writer
-	if err := account.As(u, func() (err error) { w, err = create(path, req.Mode); return err }); err != nil {
-		return failure("write", path, err)
-	}
-	// The rights to write are in the open file; only names need the user's again.
-	if err := w.receive(st); err != nil {
-		_ = account.As(u, func() error { w.abort(); return nil })
-		return failure("write", path, err)
-	}
-	var entry wire.EntryInfo
-	err = account.As(u, func() error {
-		if err := w.commit(); err != nil {
-			return err
-		}
-		entry, err = s.entry(path)
-		return err
-	})
-	if err != nil {
-		return failure("write", path, err)
-	}
-	return st.SendMessage(wire.EntryReply{Entry: entry})
-}
-
-// writer is a file that appears under its name when it is complete.
-type writer struct {
-	file   *os.File
-	target string
-	temp   string
-}
-
-// create opens a temporary file beside the target. A link is followed: its target is replaced, not the link.
-func create(path string, mode *uint32) (*writer, error) {
-	target, err := resolve(path)
-	if err != nil {
-		return nil, err
-	}
-	perm := uint32(0o644)
-	var st unix.Stat_t
-	switch err := unix.Stat(target, &st); {
-	case errors.Is(err, unix.ENOENT):
-		if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
-			return nil, err
-		}
-	case err != nil:
-		return nil, err
-	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
-		return nil, unix.EISDIR
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return nil, errSpecial
-	default:
-		// Replacing a file needs the right to its directory only; whoever could not have opened it must not.
-		if err := unix.Faccessat(unix.AT_FDCWD, target, unix.W_OK, unix.AT_EACCESS); err != nil {
-			return nil, err
-		}
-		perm = st.Mode & 0o777
-	}
-	if mode != nil {
-		perm = *mode
-	}
-	random := make([]byte, 8)
-	_, _ = rand.Read(random)
-	temp := filepath.Join(filepath.Dir(target), ".forkd-"+hex.EncodeToString(random))
-	file, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	w := &writer{file: file, target: target, temp: temp}
-	if err := unix.Fchmod(int(file.Fd()), perm); err != nil {
-		w.abort()
-		return nil, err
-	}
-	return w, nil
-}
-
-// resolve follows links in the last part of a path, also where the last one points at nothing yet.
-func resolve(path string) (string, error) {
-	for range 40 { // the kernel's own limit
-		link, err := os.Readlink(path)
-		if err != nil {
-			return path, nil //nolint:nilerr // not a link
-		}
-		if !filepath.IsAbs(link) {
-			link = filepath.Join(filepath.Dir(path), link)
-		}
-		path = link
-	}
-	return "", unix.ELOOP
-}
-
-// receive copies data frames to the file until the half-close.
-func (w *writer) receive(st *wire.Stream) error {
-	for {
-		kind, data, err := st.Recv()
-		if err != nil {
-			return err
-		}
-		switch kind {
-		case wire.KindData:
-			if _, err := w.file.Write(data); err != nil {
-				return err
-			}
-		case wire.KindHalfClose:
-			return nil
-		default:
-			return wire.Errorf(wire.CodeInvalid, "unexpected frame %q in the data of a file", byte(kind))
-		}
-	}
-}
-
-func (w *writer) commit() error {
-	err := w.file.Close()
-	if err == nil {
-		err = unix.Rename(w.temp, w.target)
-	}
-	if err != nil {
-		_ = os.Remove(w.temp)
-	}
-	return err
-}
-
-func (w *writer) abort() {
-	_ = w.file.Close()
-	_ = os.Remove(w.temp)
-}
 
 // failure gives an error its code.
 func failure(doing, path string, err error) error {
@@ -443,6 +338,9 @@ func failure(doing, path string, err error) error {
 	why := err.Error()
 	if errno, ok := errors.AsType[unix.Errno](err); ok {
 		why = errno.Error()
+	}
+	if at := (*fs.PathError)(nil); errors.As(err, &at) && at.Path != path && !strings.HasPrefix(filepath.Base(at.Path), tempPrefix) {
+		why = at.Path + ": " + why
 	}
 	switch {
 	case errors.Is(err, errSpecial):
@@ -455,7 +353,9 @@ func failure(doing, path string, err error) error {
 		code = wire.CodeDenied
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT), errors.Is(err, unix.EMFILE), errors.Is(err, unix.EFBIG):
 		code = wire.CodeExhausted
-	case errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP),
+	case errors.Is(err, unix.ELOOP):
+		code = wire.CodePrecondition
+	case errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTDIR),
 		errors.Is(err, unix.ENAMETOOLONG), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ESPIPE):
 		code = wire.CodeInvalid
 	case errors.Is(err, unix.EAGAIN):
@@ -465,56 +365,5 @@ func failure(doing, path string, err error) error {
 	case errors.Is(err, context.Canceled), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.ErrClosedPipe):
 		code = wire.CodeUnavailable
 	}
-	return wire.Errorf(code, "%s %s: %s", doing, path, why)
-}
-
-// entry describes a path; a link itself, with the type of what it points at.
-func (s *Service) entry(path string) (wire.EntryInfo, error) {
-	info, err := os.Lstat(path)
-	if err != nil {
-		return wire.EntryInfo{}, err
-	}
-	return s.namer().describe(path, info), nil
-}
-
-func (s *Service) namer() namer {
-	users, groups := s.accounts.Names()
-	return namer{users: users, groups: groups}
-}
-
-type namer struct {
-	users, groups map[uint32]string
-}
-
-// describe makes an entry as envd does: of a link, type and mode are those of its target, whose path is resolved; a link
-// to nothing keeps its type and names what it points at.
-func (n namer) describe(path string, info fs.FileInfo) wire.EntryInfo {
-	entry := wire.EntryInfo{
-		Name:         filepath.Base(path),
-		Path:         path,
-		Type:         entryType(info.Mode()),
-		Size:         info.Size(),
-		Permissions:  permissions(info.Mode()),
-		ModifiedTime: info.ModTime().UTC().Round(time.Nanosecond),
-	}
-	if st, ok := info.Sys().(*sysStat); ok {
-		entry.Mode = st.Mode & 0o7777
-		entry.Owner = name(n.users, st.Uid)
-		entry.Group = name(n.groups, st.Gid)
-	}
-	if info.Mode()&fs.ModeSymlink == 0 {
-		return entry
-	}
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		entry.SymlinkTarget = &target
-		if info, err := os.Stat(path); err == nil {
-			entry.Type = entryType(info.Mode())
-			if st, ok := info.Sys().(*sysStat); ok {
-				entry.Mode = st.Mode & 0o7777
-			}
-		}
-	} else if link, err := os.Readlink(path); err == nil {
-		entry.SymlinkTarget = &link
-	}
-	return entry
+	return wire.Errorf(code, "%s", strings.ToValidUTF8(doing+" "+path+": "+why, "\uFFFD"))
 }

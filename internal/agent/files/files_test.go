@@ -201,7 +201,7 @@ func TestList(t *testing.T) {
 		9: "a a/b a/b/c a/b/g a/f d dangling pipe todir",
 	} {
 		var reply wire.EntriesReply
-		if err := agenttest.Unary(t, f.handlers[wire.MethodFileList], wire.ListRequest{Path: f.dir, Depth: depth}, &reply); err != nil {
+		if err := agenttest.Unary(t, f.handlers[wire.MethodFileList], wire.ListDirRequest{Path: f.dir, Depth: depth}, &reply); err != nil {
 			t.Fatal(err)
 		}
 		var got []string
@@ -219,10 +219,10 @@ func TestList(t *testing.T) {
 		}
 	}
 	var reply wire.EntriesReply
-	if err := agenttest.Unary(t, f.handlers[wire.MethodFileList], wire.ListRequest{Path: f.path("todir")}, &reply); err != nil || len(reply.Entries) != 2 {
+	if err := agenttest.Unary(t, f.handlers[wire.MethodFileList], wire.ListDirRequest{Path: f.path("todir")}, &reply); err != nil || len(reply.Entries) != 2 {
 		t.Errorf("through a link: %+v %v", reply, err)
 	}
-	if err := agenttest.Unary(t, f.handlers[wire.MethodFileList], wire.ListRequest{Path: f.path("d")}, &reply); err != nil {
+	if err := agenttest.Unary(t, f.handlers[wire.MethodFileList], wire.ListDirRequest{Path: f.path("d")}, &reply); err != nil {
 		t.Error(err)
 	}
 }
@@ -280,7 +280,8 @@ func TestCodes(t *testing.T) {
 	}{
 		"stat missing":         {entry(wire.MethodFileStat, wire.PathRequest{Path: f.path("no")}), wire.CodeNotFound},
 		"stat below a file":    {entry(wire.MethodFileStat, wire.PathRequest{Path: file + "/x"}), wire.CodeInvalid},
-		"stat nothing":         {entry(wire.MethodFileStat, wire.PathRequest{}), wire.CodeInvalid},
+		"remove nothing":       {entry(wire.MethodFileRemove, wire.PathRequest{}), wire.CodeInvalid},
+		"stat another's home":  {entry(wire.MethodFileStat, wire.PathRequest{Path: "~root/x"}), wire.CodeInvalid},
 		"stat NUL":             {entry(wire.MethodFileStat, wire.PathRequest{Path: "a\x00b"}), wire.CodeInvalid},
 		"stat long name":       {entry(wire.MethodFileStat, wire.PathRequest{Path: f.path(strings.Repeat("a", 300))}), wire.CodeInvalid},
 		"stat unknown user":    {entry(wire.MethodFileStat, wire.PathRequest{Path: file, User: "no-such-user"}), wire.CodeInvalid},
@@ -293,20 +294,20 @@ func TestCodes(t *testing.T) {
 		"move file over dir":   {entry(wire.MethodFileMove, wire.MoveRequest{Source: file, Destination: f.path("full/x")}), wire.CodeInvalid},
 		"remove missing":       {entry(wire.MethodFileRemove, wire.PathRequest{Path: f.path("no")}), wire.CodeNotFound},
 		"remove root":          {entry(wire.MethodFileRemove, wire.PathRequest{Path: "/../"}), wire.CodeInvalid},
-		"list missing":         {entry(wire.MethodFileList, wire.ListRequest{Path: f.path("no")}), wire.CodeNotFound},
-		"list a file":          {entry(wire.MethodFileList, wire.ListRequest{Path: file}), wire.CodeInvalid},
+		"list missing":         {entry(wire.MethodFileList, wire.ListDirRequest{Path: f.path("no")}), wire.CodeNotFound},
+		"list a file":          {entry(wire.MethodFileList, wire.ListDirRequest{Path: file}), wire.CodeInvalid},
 		"read missing":         {reading(f.path("no")), wire.CodeNotFound},
 		"read directory":       {reading(f.dir), wire.CodeInvalid},
 		"read pipe":            {reading(f.path("pipe")), wire.CodeInvalid},
 		"read device":          {reading("/dev/zero"), wire.CodeInvalid},
-		"read loop":            {reading(f.path("loop")), wire.CodeInvalid},
+		"read loop":            {reading(f.path("loop")), wire.CodePrecondition},
 		"read negative offset": {offsetErr, wire.CodeInvalid},
 		"write directory":      {writing(f.dir), wire.CodeInvalid},
 		"write slash":          {writing(f.path("x") + "/"), wire.CodeInvalid},
 		"write pipe":           {writing(f.path("pipe")), wire.CodeInvalid},
 		"write device":         {writing("/dev/null"), wire.CodeInvalid},
 		"write below a file":   {writing(file + "/x"), wire.CodeInvalid},
-		"write loop":           {writing(f.path("loop")), wire.CodeInvalid},
+		"write loop":           {writing(f.path("loop")), wire.CodePrecondition},
 		"write bad mode":       {modeErr, wire.CodeInvalid},
 		"write full disk":      {failure("write", "/x", &os.PathError{Op: "write", Err: unix.ENOSPC}), wire.CodeExhausted},
 	} {

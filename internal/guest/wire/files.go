@@ -1,6 +1,11 @@
 package wire
 
-import "time"
+import (
+	"encoding/hex"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
 
 // Entry types, as envd names them.
 const (
@@ -22,6 +27,8 @@ type EntryInfo struct {
 	Group         string    `json:"group"`
 	ModifiedTime  time.Time `json:"modifiedTime"`
 	SymlinkTarget *string   `json:"symlinkTarget,omitempty"`
+	// Metadata are the attributes user.e2b.*, without that prefix, as far as they are text.
+	Metadata map[string]string `json:"metadata,omitempty"`
 }
 
 // PathRequest is Stat, MakeDir and Remove. Relative paths and ~ start in the user's home.
@@ -37,8 +44,8 @@ type MoveRequest struct {
 	User        string `json:"user,omitempty"`
 }
 
-// ListRequest lists a directory; Depth >= 1, default 1.
-type ListRequest struct {
+// ListDirRequest lists a directory; Depth >= 1, default 1.
+type ListDirRequest struct {
 	Path  string `json:"path"`
 	Depth uint32 `json:"depth,omitempty"`
 	User  string `json:"user,omitempty"`
@@ -67,5 +74,117 @@ type ReadRequest struct {
 type WriteRequest struct {
 	Path string  `json:"path"`
 	User string  `json:"user,omitempty"`
-	Mode *uint32 `json:"mode,omitempty"` // default 0644
+	Mode *uint32 `json:"mode,omitempty"` // default 0644, or that of the file it replaces
+	// Metadata becomes the file's, whole: what the file it replaces had is gone. Feature files.
+	Metadata map[string]string `json:"metadata,omitempty"`
+}
+
+// ComposeRequest joins files into one, which appears when it is complete, and removes them. Reply: EntryReply.
+type ComposeRequest struct {
+	Sources     []string `json:"sources"`
+	Destination string   `json:"destination"`
+	User        string   `json:"user,omitempty"`
+}
+
+// TreeRequest asks for a file or directory as a PAX tar stream in data frames. Names are relative to Path, which is the
+// entry "."; a file, then, is the only one. Holes travel as such.
+type TreeRequest struct {
+	Path   string `json:"path"`
+	User   string `json:"user,omitempty"`
+	Follow bool   `json:"follow,omitempty"` // what links point at instead of the links
+}
+
+// WatchRequest is WatchDir and CreateWatcher: events of a directory's entries, or of all below it.
+type WatchRequest struct {
+	Path               string `json:"path"`
+	Recursive          bool   `json:"recursive,omitempty"`
+	IncludeEntry       bool   `json:"includeEntry,omitempty"`
+	AllowNetworkMounts bool   `json:"allowNetworkMounts,omitempty"`
+	User               string `json:"user,omitempty"`
+}
+
+// Event types, as envd names them.
+const (
+	EventCreate = "EVENT_TYPE_CREATE"
+	EventWrite  = "EVENT_TYPE_WRITE"
+	EventRemove = "EVENT_TYPE_REMOVE"
+	EventRename = "EVENT_TYPE_RENAME"
+	EventChmod  = "EVENT_TYPE_CHMOD"
+)
+
+// FileEvent is a change. Name is relative to the watched directory, which is itself ".". A renamed entry is a RENAME of the
+// old name and a CREATE of the new one.
+type FileEvent struct {
+	Name  string     `json:"name"`
+	Type  string     `json:"type"`
+	Entry *EntryInfo `json:"entry,omitempty"` // of CREATE, WRITE and CHMOD, if asked for and still there
+}
+
+// WatchEvent is a message of WatchDir: first Start, then events. The call ends well after the directory's own REMOVE, and
+// with resource_exhausted when events were lost.
+type WatchEvent struct {
+	Start      *struct{}  `json:"start,omitempty"`
+	Filesystem *FileEvent `json:"filesystem,omitempty"`
+}
+
+// WatcherReply is the reply of CreateWatcher, and the request of GetWatcherEvents and RemoveWatcher.
+type WatcherReply struct {
+	WatcherID string `json:"watcherId"`
+}
+
+// WatcherEvents is the reply of GetWatcherEvents.
+type WatcherEvents struct {
+	Events []FileEvent `json:"events"`
+}
+
+// Names of files are bytes, messages are text. In messages a byte that is not part of UTF-8 text is written as NUL, which
+// no name has, and two hexadecimal digits. In tar streams names are as they are.
+
+// EncodeName makes text of a name or path.
+func EncodeName(name string) string {
+	if utf8.ValidString(name) {
+		return name
+	}
+	var b strings.Builder
+	for i := 0; i < len(name); {
+		r, n := utf8.DecodeRuneInString(name[i:])
+		if r == utf8.RuneError && n == 1 {
+			b.WriteByte(0)
+			b.WriteString(hex.EncodeToString([]byte{name[i]}))
+		} else {
+			b.WriteString(name[i : i+n])
+		}
+		i += n
+	}
+	return b.String()
+}
+
+// DecodeName is the inverse. What EncodeName does not write is an error, an *Error.
+func DecodeName(text string) (string, error) {
+	before, rest, found := strings.Cut(text, "\x00")
+	if !found {
+		return text, nil
+	}
+	var b strings.Builder
+	for found {
+		b.WriteString(before)
+		if len(rest) < 2 {
+			return "", errName(text)
+		}
+		c, err := hex.DecodeString(rest[:2])
+		if err != nil {
+			return "", errName(text)
+		}
+		b.Write(c)
+		before, rest, found = strings.Cut(rest[2:], "\x00")
+	}
+	b.WriteString(before)
+	if EncodeName(b.String()) != text {
+		return "", errName(text)
+	}
+	return b.String(), nil
+}
+
+func errName(text string) error {
+	return Errorf(CodeInvalid, "name %.200q contains NUL; a byte that is not UTF-8 is written as NUL and its two hexadecimal digits", text)
 }
