@@ -30,6 +30,8 @@ type BuildSpec struct {
 	Files   fs.FS  // the recipe's directory
 	Kernel  string // path of another kernel than Debian's
 	Replace bool   // a snapshot of that tag made from something else
+
+	NoCache bool // does all steps again
 }
 
 // Event is one line of a build's progress.
@@ -131,7 +133,7 @@ func (b *build) run(ctx context.Context) (store.Snapshot, error) {
 
 // resolve finds packages and kernel.
 func (b *build) resolve(ctx context.Context) error {
-	cfg := image.Config{
+	cfg := image.Host{
 		Root: os.DirFS("/"), CacheDir: b.h.cfg.Home.Cache(), Arch: runtime.GOARCH, Now: time.Now,
 		Progress: b.downloads(),
 	}

@@ -57,7 +57,7 @@ func allowed() map[string][]string {
 		"internal/layer":          {},
 		"internal/memory":         {"internal/layer"},
 		"internal/disk":           {"internal/layer", "internal/proc"},
-		"internal/image":          {"internal/layer", "internal/disk", "internal/layout", "internal/proc", "internal/agentbin", "internal/undo"},
+		"internal/image":          {"internal/guest/wire", "internal/layer", "internal/disk", "internal/layout", "internal/proc", "internal/agentbin", "internal/undo"},
 		"internal/network":        {"internal/proc"},
 		"internal/network/egress": {},
 		"internal/guest":          {"internal/guest/mux", "internal/guest/wire"},

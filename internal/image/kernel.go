@@ -57,7 +57,7 @@ type Module struct {
 
 // FetchKernel finds Debian's cloud kernel for the architecture through the signed package index, and extracts it
 // unless it is cached already.
-func FetchKernel(ctx context.Context, cfg Config) (*Kernel, error) {
+func FetchKernel(ctx context.Context, cfg Host) (*Kernel, error) {
 	if err := checkArch(cfg.Arch); err != nil {
 		return nil, err
 	}

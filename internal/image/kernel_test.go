@@ -158,7 +158,7 @@ func TestModuleName(t *testing.T) {
 	}
 }
 
-func kernelArchive(t *testing.T) (*debiantest.Archive, Config) {
+func kernelArchive(t *testing.T) (*debiantest.Archive, Host) {
 	t.Helper()
 	a := debiantest.Serve(t)
 	a.Suite(t, "bookworm", "",
@@ -171,7 +171,7 @@ func kernelArchive(t *testing.T) (*debiantest.Archive, Config) {
 		})
 	a.Suite(t, "bookworm-updates", "")
 	a.Suite(t, "bookworm-security", "")
-	return a, Config{Root: a.Host(t), CacheDir: t.TempDir(), Arch: "amd64", Now: debiantest.Now}
+	return a, Host{Root: a.Host(t), CacheDir: t.TempDir(), Arch: "amd64", Now: debiantest.Now}
 }
 
 func TestFetchKernel(t *testing.T) {
@@ -215,7 +215,7 @@ func TestFetchKernel(t *testing.T) {
 // TestDebianKernel extracts the kernel that machines really boot.
 func TestDebianKernel(t *testing.T) {
 	testenv.Need(t, "net", "keyring", "qemu") // it unpacks 100 MB: with the tests that boot it, not with the fast ones.
-	k, err := FetchKernel(t.Context(), Config{Root: os.DirFS("/"), CacheDir: t.TempDir(), Arch: "amd64"})
+	k, err := FetchKernel(t.Context(), Host{Root: os.DirFS("/"), CacheDir: t.TempDir(), Arch: "amd64"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,8 +19,8 @@ import (
 // builderVersion is part of every plan's digest: raise it when the same packages and recipe would make another image.
 const builderVersion = "2"
 
-// Config is what Resolve and FetchKernel need of the host.
-type Config struct {
+// Host is what Resolve and FetchKernel need of the host.
+type Host struct {
 	Root     fs.FS  // the host's root directory, os.DirFS("/"): apt's configuration and keyrings are read from it
 	CacheDir string // downloads and kernels, addressed by digest; made when missing
 	Arch     string // of the guest, as Go calls it: "amd64" or "arm64"
@@ -28,7 +28,7 @@ type Config struct {
 	Progress func(what string, done, total int64) // may be nil; called from several goroutines
 }
 
-func (c Config) debian() debian.Config {
+func (c Host) debian() debian.Config {
 	return debian.Config{Root: c.Root, CacheDir: c.CacheDir, Arch: c.Arch, Now: c.Now, Progress: c.Progress}
 }
 
@@ -71,7 +71,7 @@ type Step struct {
 
 // Resolve finds out what the recipe's image consists of. files is the recipe's directory. It needs the network for the
 // archive's signed index, but downloads packages only when the plan is executed.
-func Resolve(ctx context.Context, r *Recipe, files fs.FS, cfg Config) (*Plan, error) {
+func Resolve(ctx context.Context, r *Recipe, files fs.FS, cfg Host) (*Plan, error) {
 	base, err := debian.BaseByName(r.Base)
 	if err != nil {
 		return nil, err

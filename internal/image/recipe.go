@@ -16,12 +16,13 @@ import (
 // fields' comments name.
 type Recipe struct {
 	Name     string            // default: the name given to ParseRecipe
-	Base     string            // "debian:bookworm"
+	Base     string            // "debian:bookworm", "oci:docker.io/library/alpine:3", …
+	From     Base              // the same, read
 	Packages []string          // Debian packages, without versions
 	Files    []File            // copied in after the packages are installed
 	Env      map[string]string // of the recipe's commands, the warm-up and every process of a sandbox
-	WorkDir  string            // absolute; default "/root", or the user's home
-	User     string            // who runs the warm-up and a sandbox's processes; made when missing; default "root"
+	WorkDir  string            // absolute; default "/root", or the user's home; of a base that is not Debian: "", its own
+	User     string            // who runs the warm-up and a sandbox's processes; made when missing; default "root", or the base's: ""
 	Run      []string          // shell commands, as root inside a VM, in order; no network
 	Machine  Machine
 	Warmup   *Warmup // nil: the snapshot is of a freshly booted machine
@@ -41,6 +42,7 @@ type Machine struct {
 	CPUs        int
 	MemoryBytes int64
 	DiskBytes   int64 // the disk is sparse: this is what it can grow to
+	DiskGiven   bool  // by the recipe: otherwise it is made larger when the base needs it
 }
 
 // Defaults of a recipe.
@@ -103,7 +105,6 @@ var (
 func ParseRecipe(name string, text []byte) (*Recipe, error) {
 	d := &decoder{}
 	r := &Recipe{
-		User:    "root",
 		Machine: Machine{CPUs: DefaultCPUs, MemoryBytes: DefaultMemoryBytes, DiskBytes: DefaultDiskBytes},
 	}
 	if root := d.document(text); root != nil {
@@ -118,6 +119,12 @@ func ParseRecipe(name string, text []byte) (*Recipe, error) {
 		})
 		return nil, &RecipeError{Name: name, Faults: d.faults}
 	}
+	if r.From.Kind != KindDebian {
+		return r, nil
+	}
+	if r.User == "" {
+		r.User = "root"
+	}
 	if r.WorkDir == "" {
 		r.WorkDir = "/root"
 		if r.User != "root" {
@@ -129,6 +136,7 @@ func ParseRecipe(name string, text []byte) (*Recipe, error) {
 
 func (d *decoder) recipe(n *node, r *Recipe) {
 	hasBase := false
+	var user, packages *node
 	d.mapping(n, map[string]func(*node){
 		"name": func(n *node) {
 			if s, ok := d.text(n, maxNameLength); ok {
@@ -140,23 +148,24 @@ func (d *decoder) recipe(n *node, r *Recipe) {
 		},
 		"base": func(n *node) {
 			hasBase = true
-			if s, ok := d.text(n, maxNameLength); ok {
-				if _, err := debian.BaseByName(s); err != nil {
+			if s, ok := d.text(n, maxBaseLength); ok {
+				from, err := ParseBase(s)
+				if err != nil {
 					d.fault(n, "%s", err)
 				}
-				r.Base = s
+				r.Base, r.From = s, from
 			}
 		},
-		"packages": func(n *node) { r.Packages = d.packages(n) },
+		"packages": func(n *node) { packages, r.Packages = n, d.packages(n) },
 		"files":    func(n *node) { d.list(n, func(n *node) { r.Files = append(r.Files, d.file(n)) }) },
 		"env":      func(n *node) { r.Env = d.env(n) },
 		"workdir":  func(n *node) { r.WorkDir = d.absolute(n) },
 		"user": func(n *node) {
 			if s, ok := d.text(n, maxNameLength); ok {
-				if !userPattern.MatchString(s) {
+				if !ownerPattern.MatchString(s) {
 					d.fault(n, "user %q is not a user name", short(s))
 				}
-				r.User = s
+				user, r.User = n, s
 			}
 		},
 		"run": func(n *node) {
@@ -169,6 +178,13 @@ func (d *decoder) recipe(n *node, r *Recipe) {
 		"machine": func(n *node) { d.machine(n, &r.Machine) },
 		"warmup":  func(n *node) { r.Warmup = d.warmup(n) },
 	})
+	switch debianBase := r.From.Kind == KindDebian; {
+	case r.From.Kind == "": // a fault of its own
+	case debianBase && user != nil && !userPattern.MatchString(r.User):
+		d.fault(user, "user %q is not a user name", short(r.User)) // it may have to be made
+	case !debianBase && packages != nil:
+		d.fault(packages, `packages are Debian's, and can be installed on a debian base only; use "run" with what base %s has`, short(r.Base))
+	}
 	if !hasBase && n.isMapping() {
 		d.fault(n, `key "base" is missing; for example: base: %s`, debian.Bases()[0].Name)
 	}
@@ -276,7 +292,9 @@ func (d *decoder) machine(n *node, m *Machine) {
 	d.mapping(n, map[string]func(*node){
 		"cpus":   func(n *node) { m.CPUs = int(d.integer(n, "cpus", 1, maxCPUs)) },
 		"memory": func(n *node) { m.MemoryBytes = d.size(n, "memory", minMemory, maxMemory) },
-		"disk":   func(n *node) { m.DiskBytes = d.size(n, "disk", minDisk, maxDisk) },
+		"disk": func(n *node) {
+			m.DiskBytes, m.DiskGiven = d.size(n, "disk", minDisk, maxDisk), true
+		},
 	})
 }
 

@@ -42,14 +42,14 @@ warmup:
 	}
 	content := "x\n"
 	want := &Recipe{
-		Name: "app", Base: "debian:trixie", Packages: []string{"python3", "libstdc++6"},
+		Name: "app", Base: "debian:trixie", From: Base{Kind: KindDebian, Ref: "trixie"}, Packages: []string{"python3", "libstdc++6"},
 		Files: []File{
 			{Source: "app", Path: "/srv/app", Owner: "www-data:www-data"},
 			{Content: &content, Path: "/etc/x", Mode: 0o600},
 		},
 		Env: map[string]string{"A": "1", "B": "two", "C": "yes"}, WorkDir: "/srv/app", User: "agent",
 		Run:     []string{"apt-get --version", "cd /srv\nls\n"},
-		Machine: Machine{CPUs: 2, MemoryBytes: 1 << 30, DiskBytes: 16 << 30},
+		Machine: Machine{CPUs: 2, MemoryBytes: 1 << 30, DiskBytes: 16 << 30, DiskGiven: true},
 		Warmup: &Warmup{
 			Services: []Service{{
 				Name: "service", Command: []string{"python3", "-m", "http.server"},
@@ -68,7 +68,7 @@ func TestParseRecipeDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := &Recipe{Base: "debian:bookworm", User: "me", WorkDir: "/home/me", Machine: Machine{CPUs: 1, MemoryBytes: 512 << 20, DiskBytes: 8 << 30}}
+	want := &Recipe{Base: "debian:bookworm", From: Base{Kind: KindDebian, Ref: "bookworm"}, User: "me", WorkDir: "/home/me", Machine: Machine{CPUs: 1, MemoryBytes: 512 << 20, DiskBytes: 8 << 30}}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}

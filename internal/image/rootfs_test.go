@@ -104,7 +104,7 @@ func plan(t *testing.T, recipe string, files fs.FS, list ...debiantest.Package) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := Resolve(t.Context(), r, files, Config{Root: a.Host(t), CacheDir: t.TempDir(), Arch: "amd64", Now: debiantest.Now})
+	p, err := Resolve(t.Context(), r, files, Host{Root: a.Host(t), CacheDir: t.TempDir(), Arch: "amd64", Now: debiantest.Now})
 	if err == nil {
 		t.Cleanup(p.Close)
 	}

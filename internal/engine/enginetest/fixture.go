@@ -46,7 +46,7 @@ func NewKit(t testing.TB) *Kit {
 	t.Helper()
 	testenv.Need(t, "qemu", "net", "keyring")
 	k := &Kit{dir: t.TempDir()}
-	kernel, err := image.FetchKernel(t.Context(), image.Config{
+	kernel, err := image.FetchKernel(t.Context(), image.Host{
 		Root: os.DirFS("/"), CacheDir: cacheDir(t), Arch: runtime.GOARCH, Now: time.Now,
 	})
 	if err != nil {
