@@ -65,9 +65,7 @@ func Boot(ctx context.Context, console io.Writer) (phase string, port *Port, err
 	if err := waitFor(ctx, disk, func() bool { _, err := os.Stat(disk); return err == nil }); err != nil {
 		return "", nil, err
 	}
-	// Without noauto_da_alloc a renamed or truncated file is written to the disk at once, on the way of an awakening.
-	m := mount{disk, newRoot, "ext4", unix.MS_NOATIME, "noauto_da_alloc"}
-	if err := m.do(); err != nil {
+	if err := mountRoot(); err != nil {
 		return "", nil, err
 	}
 	if phase == PhaseReady {
@@ -77,6 +75,19 @@ func Boot(ctx context.Context, console io.Writer) (phase string, port *Port, err
 	}
 	port, err = openPort(ctx)
 	return phase, port, err
+}
+
+// mountRoot mounts the disk. Without noauto_da_alloc a renamed or truncated file is written to the disk at once, on the
+// way of an awakening. Some seconds after a file system was mounted, the kernel prepares its block groups in the
+// background; a parent is frozen before that, and every child would do it anew.
+func mountRoot() error {
+	m := mount{disk, newRoot, "ext4", unix.MS_NOATIME, "noauto_da_alloc,noinit_itable,no_prefetch_block_bitmaps"}
+	err := m.do()
+	if errors.Is(err, unix.EINVAL) { // Linux before 5.13, which knows no such option and does not prepare as much.
+		m.data = "noauto_da_alloc,noinit_itable"
+		err = m.do()
+	}
+	return err
 }
 
 func hasWord(line, word string) bool {
