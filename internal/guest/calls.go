@@ -9,8 +9,35 @@ import (
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
+// How long the host waits for a guest in calls of its own, whatever the caller's patience; docs/guest-protocol.md has the
+// whole table. A guest that answers late is loaded or emulated, one that does not answer by then never will.
+const (
+	callBound   = 30 * time.Second
+	settleBound = 5 * time.Minute // it writes what a warm-up left in its page cache
+	pivotBound  = 2 * time.Minute
+)
+
+// within bounds a call.
+func within(ctx context.Context, bound time.Duration, method string) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, bound, &SilentError{Method: method, Waited: bound})
+}
+
+// SilentError is a guest that did not answer in time. It is a context.DeadlineExceeded.
+type SilentError struct {
+	Method string
+	Waited time.Duration
+}
+
+func (e *SilentError) Error() string {
+	return fmt.Sprintf("the guest agent did not answer %s within %s", e.Method, e.Waited)
+}
+
+func (e *SilentError) Unwrap() error { return context.DeadlineExceeded }
+
 // Awaken gives a fresh child its identity. After an error the child must be killed: none of its processes has run.
 func (c *Conn) Awaken(ctx context.Context, req *wire.AwakenRequest) (*wire.AwakenReport, error) {
+	ctx, cancel := within(ctx, callBound, wire.MethodAwaken)
+	defer cancel()
 	s, err := c.Open(ctx, wire.MethodAwaken, req)
 	if err != nil {
 		return nil, err
@@ -20,12 +47,14 @@ func (c *Conn) Awaken(ctx context.Context, req *wire.AwakenRequest) (*wire.Awake
 	if err := tellTime(ctx, wire.MethodAwaken, s, report); err != nil {
 		return nil, err
 	}
+	tidyReport(report)
 	return report, nil
 }
 
 // tellTime answers the agent's questions for the time until its report comes.
 func tellTime(ctx context.Context, method string, s *wire.Stream, report any) error {
-	for {
+	s.Limit(maxReply, nil)
+	for range maxClockQuestions {
 		kind, payload, err := s.Recv()
 		switch {
 		case err != nil:
@@ -42,6 +71,7 @@ func tellTime(ctx context.Context, method string, s *wire.Stream, report any) er
 			return callError(ctx, method, err)
 		}
 	}
+	return fmt.Errorf("call %s: %w: more than %d questions for the time", method, ErrProtocol, maxClockQuestions)
 }
 
 // Quiesce freezes the guest's processes, for a capture. Without Settle the machine is to run on: Thaw must follow,
@@ -52,6 +82,12 @@ func (c *Conn) Quiesce(ctx context.Context, req wire.QuiesceRequest) error {
 		return fmt.Errorf("%w: the agent (version %s) of this machine's snapshot cannot let a machine run on that it froze; build the snapshot again",
 			ErrProtocol, c.hello.Agent)
 	}
+	bound := callBound
+	if req.Settle {
+		bound = settleBound
+	}
+	ctx, cancel := within(ctx, bound, wire.MethodQuiesce)
+	defer cancel()
 	req.Freeze = c.freezes.Add(1)
 	return c.Call(ctx, wire.MethodQuiesce, req, nil)
 }
@@ -62,6 +98,8 @@ func (c *Conn) Quiesce(ctx context.Context, req wire.QuiesceRequest) error {
 // awakened as: never call it for one that may not have been; the agent refuses if it finds that it is a copy of another.
 func (c *Conn) Thaw(ctx context.Context, sandboxID string) (*wire.ThawReport, error) {
 	req := wire.ThawRequest{Freeze: c.freezes.Load(), SandboxID: sandboxID, UnixNano: time.Now().UnixNano()}
+	ctx, cancel := within(ctx, callBound, wire.MethodThaw)
+	defer cancel()
 	s, err := c.Open(ctx, wire.MethodThaw, req)
 	if err != nil {
 		return nil, err
@@ -76,21 +114,29 @@ func (c *Conn) Thaw(ctx context.Context, sandboxID string) (*wire.ThawReport, er
 
 // Ping returns when the agent has answered.
 func (c *Conn) Ping(ctx context.Context) error {
+	ctx, cancel := within(ctx, callBound, wire.MethodPing)
+	defer cancel()
 	return c.Call(ctx, wire.MethodPing, struct{}{}, nil)
 }
 
 // Pivot ends the build phase: the prepared disk becomes the root.
 func (c *Conn) Pivot(ctx context.Context) error {
+	ctx, cancel := within(ctx, pivotBound, wire.MethodPivot)
+	defer cancel()
 	return c.Call(ctx, wire.MethodPivot, wire.PivotRequest{}, nil)
 }
 
 // PowerOff ends the guest in an orderly way. It returns when the guest has begun; the machine's end follows.
 func (c *Conn) PowerOff(ctx context.Context) error {
+	ctx, cancel := within(ctx, callBound, wire.MethodPowerOff)
+	defer cancel()
 	return c.Call(ctx, wire.MethodPowerOff, struct{}{}, nil)
 }
 
 // Metrics samples the guest's accounting.
 func (c *Conn) Metrics(ctx context.Context) (*wire.Metrics, error) {
+	ctx, cancel := within(ctx, callBound, wire.MethodMetrics)
+	defer cancel()
 	m := &wire.Metrics{}
 	if err := c.Call(ctx, wire.MethodMetrics, struct{}{}, m); err != nil {
 		return nil, err

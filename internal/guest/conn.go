@@ -8,7 +8,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -32,6 +31,10 @@ const (
 	maxStreams = 288
 	// maxClockQuestions is more than an agent asks.
 	maxClockQuestions = 16
+	// maxReply is of a message in the host's own calls, maxMessages what the large messages of a connection's calls take
+	// together.
+	maxReply    = 1 << 20
+	maxMessages = 64 << 20
 )
 
 // ErrProtocol says that the agent and this program cannot talk to each other.
@@ -42,6 +45,7 @@ type Conn struct {
 	hello   wire.Hello
 	session *mux.Session
 	freezes atomic.Uint64 // how often Quiesce was called
+	budget  *wire.Budget
 }
 
 // Dial connects and returns once the agent has answered with the generation. It knocks until ctx ends, however long the
@@ -116,7 +120,7 @@ func handshake(nc net.Conn, generation uint64) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return begin(nc, r, b)
+	return begin(nc, generation, r, b)
 }
 
 // awakening is the handshake with a request in it.
@@ -148,7 +152,7 @@ func awakening(nc net.Conn, generation uint64, req *wire.AwakenRequest) (*Conn, 
 			}
 			continue
 		}
-		c, err := begin(nc, r, b)
+		c, err := begin(nc, generation, r, b)
 		switch {
 		case err != nil:
 			return nil, err
@@ -163,10 +167,14 @@ func awakening(nc net.Conn, generation uint64, req *wire.AwakenRequest) (*Conn, 
 }
 
 // begin starts the session after an answer.
-func begin(nc net.Conn, r *bufio.Reader, hello []byte) (*Conn, error) {
-	c := &Conn{}
-	if err := json.Unmarshal(hello, &c.hello); err != nil {
+func begin(nc net.Conn, generation uint64, r *bufio.Reader, hello []byte) (*Conn, error) {
+	c := &Conn{budget: wire.NewBudget(maxMessages)}
+	if err := wire.Decode(hello, &c.hello); err != nil {
 		return nil, fmt.Errorf("%w: unreadable hello: %w", ErrProtocol, err)
+	}
+	tidy(&c.hello)
+	if c.hello.Generation != generation {
+		return nil, fmt.Errorf("%w: an answer to connection %d came on connection %d", ErrProtocol, c.hello.Generation, generation)
 	}
 	if v := c.hello.Version; v > wire.Version || v < wire.Version-1 || v < 1 {
 		return nil, fmt.Errorf("%w: agent speaks version %d, this forkd versions %d to %d; build the snapshot again",
@@ -232,6 +240,7 @@ func (c *Conn) Open(ctx context.Context, method string, in any) (*wire.Stream, e
 	call := &callConn{Conn: nc}
 	call.stop = context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
 	s := wire.NewStream(call)
+	s.Limit(wire.MaxMessage, c.budget)
 	if err := s.SendRequest(method, in); err != nil {
 		return nil, errors.Join(fmt.Errorf("call %s: %w", method, err), s.Close())
 	}
@@ -257,6 +266,7 @@ func (c *Conn) Call(ctx context.Context, method string, in, out any) error {
 		return err
 	}
 	defer s.Close()
+	s.Limit(maxReply, c.budget)
 	if out != nil {
 		if err := s.RecvMessage(out); err != nil {
 			return callError(ctx, method, err)

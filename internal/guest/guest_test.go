@@ -471,7 +471,7 @@ func hostile(t *testing.T, hello, after string) (*guest.Conn, error) {
 }
 
 func TestHostileGuest(t *testing.T) {
-	good, err := json.Marshal(wire.Hello{Version: wire.Version})
+	good, err := json.Marshal(wire.Hello{Version: wire.Version, Generation: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -506,7 +506,7 @@ func FuzzHostileGuest(f *testing.F) {
 	f.Add([]byte("\x00\x01\x00\x02\x00\x00\x00\x01\x00\x00\x00\x00"))
 	f.Add([]byte("\x00\x00\x00\x02\x00\x00\x00\x01\x00\x00\x00\x05Z\x00\x00\x00\x00"))
 	f.Fuzz(func(t *testing.T, after []byte) {
-		c, err := hostile(t, `{"version":1}`, string(after))
+		c, err := hostile(t, `{"version":1,"generation":1}`, string(after))
 		if err != nil {
 			t.Fatal(err)
 		}

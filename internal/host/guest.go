@@ -2,9 +2,13 @@ package host
 
 import (
 	"context"
+	"time"
 
 	"forkd.dev/forkd/internal/guest"
 )
+
+// answerTimeout bounds the wait for the agent of a running sandbox when it has to be connected to anew.
+const answerTimeout = 30 * time.Second
 
 // Guest is the way into a sandbox: processes, files, contexts. The connection is shared; the caller does not close
 // it. It breaks when the machine ends.

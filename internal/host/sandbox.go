@@ -32,6 +32,7 @@ type sandbox struct {
 	ready        time.Duration
 	onEnd        *time.Timer
 	recording    sync.Mutex // held while its record is written
+	builder      bool       // a build's machine, which is in no table
 
 	mu         sync.Mutex
 	format     engine.Format
@@ -184,6 +185,8 @@ func (v View) withUsage() View {
 // guest returns the connection to the agent, dialling anew if the last one broke. Only an awakened sandbox is in the
 // table, so whoever gets a connection here talks to a machine of its own.
 func (s *sandbox) guest(ctx context.Context) (*guest.Conn, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, answerTimeout, &guest.SilentError{Method: "a new connection", Waited: answerTimeout})
+	defer cancel()
 	for {
 		s.mu.Lock()
 		if s.state != lineage.Running {

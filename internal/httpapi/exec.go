@@ -39,7 +39,9 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if req.Stdin != "" {
 		stdin = strings.NewReader(req.Stdin)
 	}
-	end, err := call.Run(r.Context(), conn, start, stdin, call.Output{Stdout: &stdout, Stderr: &stderr}, nil)
+	ctx, cancel := limited(r.Context(), start.TimeoutMS)
+	defer cancel()
+	end, err := call.Run(ctx, conn, start, stdin, call.Output{Stdout: &stdout, Stderr: &stderr}, nil)
 	if err != nil {
 		return fmt.Errorf("exec %.80q: %w", req.Args[0], err)
 	}
@@ -77,6 +79,19 @@ func millis(field string, secs float64, otherwise time.Duration) (int64, error) 
 	return max(1, int64(secs*1000)), nil
 }
 
+// grace is how long after a time limit, which the guest is to keep, the host waits for its answer.
+const grace = 15 * time.Second
+
+// limited bounds the wait for a guest that was given a time limit. Without a limit it is the client who waits.
+func limited(ctx context.Context, timeoutMS int64) (context.Context, context.CancelFunc) {
+	if timeoutMS == 0 {
+		return context.WithCancel(ctx)
+	}
+	limit := time.Duration(timeoutMS) * time.Millisecond
+	return context.WithTimeoutCause(ctx, limit+grace, fmt.Errorf(
+		"%w: the guest was given %s, and has neither ended nor stopped it after %s more", context.DeadlineExceeded, limit, grace))
+}
+
 const (
 	maxTimeout       = 7 * 24 * time.Hour
 	interruptTimeout = 5 * time.Second
@@ -96,7 +111,9 @@ func (s *Server) eval(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	stdout, stderr := capture{}, capture{}
-	res, err := call.Eval(r.Context(), conn, wire.EvalRequest{Context: req.Context, Code: req.Code, TimeoutMS: timeout},
+	ctx, cancel := limited(r.Context(), timeout)
+	defer cancel()
+	res, err := call.Eval(ctx, conn, wire.EvalRequest{Context: req.Context, Code: req.Code, TimeoutMS: timeout},
 		call.Output{Stdout: &stdout, Stderr: &stderr})
 	if r.Context().Err() != nil { // nobody waits for the result; the next evaluation should not have to
 		stop, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), interruptTimeout)
@@ -119,7 +136,7 @@ func (s *Server) ping(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := conn.Call(r.Context(), wire.MethodPing, struct{}{}, nil); err != nil {
+	if err := conn.Ping(r.Context()); err != nil {
 		return fmt.Errorf("ping: %w", err)
 	}
 	return reply(w, http.StatusOK, map[string]any{"pong": true, "agent": conn.Hello().Agent})

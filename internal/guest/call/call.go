@@ -5,7 +5,6 @@ package call
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -51,8 +50,12 @@ var ErrOutput = errors.New("write output")
 
 func (o Output) write(kind wire.Kind, p []byte) error {
 	w := o.Stdout
-	if kind == wire.KindStderr {
+	switch kind {
+	case wire.KindStdout, wire.KindPTY:
+	case wire.KindStderr:
 		w = o.Stderr
+	default:
+		return wire.Errorf(wire.CodeInternal, "unexpected frame %q in the guest's output", byte(kind))
 	}
 	if w == nil {
 		return nil
@@ -110,6 +113,7 @@ func Processes(ctx context.Context, o Opener) ([]wire.ProcessInfo, error) {
 }
 
 func follow(s *wire.Stream, input wire.Kind, stdin io.Reader, out Output, started Started) (*wire.ProcessEnd, error) {
+	begun := false
 	for {
 		kind, payload, err := s.Recv()
 		if err != nil {
@@ -122,13 +126,17 @@ func follow(s *wire.Stream, input wire.Kind, stdin io.Reader, out Output, starte
 			continue
 		}
 		var e wire.ProcessEvent
-		if err := json.Unmarshal(payload, &e); err != nil {
+		if err := wire.Decode(payload, &e); err != nil {
 			return nil, fmt.Errorf("decode process event: %w", err)
 		}
 		if e.End != nil {
 			return e.End, nil
 		}
 		if e.Start != nil {
+			if begun {
+				return nil, wire.Errorf(wire.CodeInternal, "the guest says that one process started twice")
+			}
+			begun = true
 			if started != nil {
 				started(e.Start.PID)
 			}
@@ -186,7 +194,7 @@ func Eval(ctx context.Context, o Opener, req wire.EvalRequest, out Output) (*wir
 			}
 			if kind == wire.KindMessage {
 				res = &wire.EvalResult{}
-				return json.Unmarshal(payload, res)
+				return wire.Decode(payload, res)
 			}
 			if err := out.write(kind, payload); err != nil {
 				return err
@@ -222,9 +230,12 @@ func Upload(ctx context.Context, o Opener, method string, in any, data io.Reader
 	})
 }
 
+// maxReplies is how many messages may come where one is due.
+const maxReplies = 16
+
 // lastMessage receives until the end of a call.
 func lastMessage(s *wire.Stream, method string, out any) error {
-	for {
+	for replies := 0; ; replies++ {
 		kind, payload, err := s.Recv()
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -232,10 +243,13 @@ func lastMessage(s *wire.Stream, method string, out any) error {
 		if err != nil {
 			return err
 		}
+		if replies == maxReplies {
+			return wire.Errorf(wire.CodeInternal, "the guest answers %s again and again", method)
+		}
 		if kind != wire.KindMessage || out == nil {
 			continue
 		}
-		if err := json.Unmarshal(payload, out); err != nil {
+		if err := wire.Decode(payload, out); err != nil {
 			return fmt.Errorf("decode reply of %s: %w", method, err)
 		}
 	}
@@ -244,7 +258,7 @@ func lastMessage(s *wire.Stream, method string, out any) error {
 // Download makes a call whose reply is data.
 func Download(ctx context.Context, o Opener, method string, in any, w io.Writer) error {
 	return with(ctx, o, method, in, func(s *wire.Stream) error {
-		for {
+		for others := 0; ; {
 			kind, payload, err := s.Recv()
 			if errors.Is(err, io.EOF) {
 				return nil
@@ -253,6 +267,9 @@ func Download(ctx context.Context, o Opener, method string, in any, w io.Writer)
 				return err
 			}
 			if kind != wire.KindData {
+				if others++; others > maxReplies {
+					return wire.Errorf(wire.CodeInternal, "the guest sends no data in %s", method)
+				}
 				continue
 			}
 			if _, err := w.Write(payload); err != nil {

@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"math"
 	"strconv"
 	"time"
@@ -32,12 +33,18 @@ func Encode(v any) ([]byte, error) {
 	return json.Marshal(v)
 }
 
-// Decode reads the JSON of a message into v, a pointer to its zero value.
+// Decode reads the JSON of a message into v, a pointer to its zero value. It refuses what would become out of proportion.
 func Decode(b []byte, v any) error {
 	if p, ok := v.(parser); ok && p.parseJSON(b) {
 		return nil
 	}
-	return json.Unmarshal(b, v)
+	if err := plausible(b, v); err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return errors.New(Cut(err.Error(), maxJSONError)) // it quotes what it could not read
+	}
+	return nil
 }
 
 func (h *Hello) appendJSON(b []byte) []byte {
@@ -119,6 +126,10 @@ func (r *EvalResult) appendJSON(b []byte) []byte {
 	b = strconv.AppendInt(b, int64(r.ExecutionCount), 10)
 	b = append(b, `,"ms":`...)
 	b = appendMS(b, r.MS)
+	if r.ExitCode != nil {
+		b = append(b, `,"exitCode":`...)
+		b = strconv.AppendInt(b, int64(*r.ExitCode), 10)
+	}
 	return append(b, '}')
 }
 

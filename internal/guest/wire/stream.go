@@ -71,6 +71,12 @@ type Stream struct {
 	recvBuf []byte
 	end     error // sticky result of Recv
 
+	most     int // bytes of a message; 0: MaxMessage
+	budget   *Budget
+	heldMu   sync.Mutex
+	held     int // of the budget
+	released bool
+
 	ahead   chan frame // non-nil in read-ahead mode
 	stop    chan struct{}
 	stopped sync.Once
@@ -160,6 +166,7 @@ func (s *Stream) HalfClose() error { return s.Send(KindHalfClose, nil) }
 // Close closes the connection below; the peer's handler is cancelled if it still runs.
 func (s *Stream) Close() error {
 	s.stopped.Do(func() { close(s.stop) })
+	s.release(true)
 	return s.rwc.Close()
 }
 
@@ -193,7 +200,7 @@ func (s *Stream) RecvMessage(v any) error {
 	if kind != KindMessage {
 		return Errorf(CodeInternal, "unexpected frame %q where a message was due", byte(kind))
 	}
-	if err := json.Unmarshal(payload, v); err != nil {
+	if err := Decode(payload, v); err != nil {
 		return fmt.Errorf("decode message: %w", err)
 	}
 	return nil
@@ -274,6 +281,10 @@ func (s *Stream) ReadAhead(gone func()) {
 // read reads one frame into *buf, joining parts.
 func (s *Stream) read(buf *[]byte) frame {
 	b := (*buf)[:0]
+	if s.budget != nil && cap(b) > 4*MaxPayload { // of a message that is read
+		b, *buf = nil, nil
+		s.release(false)
+	}
 	for {
 		if _, err := io.ReadFull(s.rwc, s.header[:]); err != nil {
 			return frame{err: unexpected(err)}
@@ -287,8 +298,9 @@ func (s *Stream) read(buf *[]byte) frame {
 			return frame{err: Errorf(CodeInvalid, "unknown frame kind %#x", s.header[0])}
 		case n > MaxPayload:
 			return frame{err: Errorf(CodeInvalid, "frame of %d bytes; at most %d are allowed", n, MaxPayload)}
-		case len(b)+n > MaxMessage:
-			return frame{err: Errorf(CodeExhausted, "message of more than %d bytes", MaxMessage)}
+		}
+		if err := s.afford(len(b) + n); err != nil {
+			return frame{err: err}
 		}
 		at := len(b)
 		b = grow(b, n)
@@ -340,9 +352,13 @@ func unexpected(err error) error {
 
 func decodeError(b []byte) error {
 	e := &Error{}
-	if err := json.Unmarshal(b, e); err != nil || e.Code == "" {
+	if err := Decode(b, e); err != nil || e.Code == "" {
 		return Errorf(CodeInternal, "unreadable error from the peer")
 	}
+	if !connectCode(e.Code) {
+		e.Code = CodeInternal
+	}
+	e.Message = Cut(e.Message, maxErrorText)
 	return e
 }
 
