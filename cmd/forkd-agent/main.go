@@ -101,7 +101,9 @@ func run(ctx context.Context) error {
 		Version: version, Phase: phase, System: agent.RealSystem(), Console: console,
 		Reaper: reaper, Accounts: accounts, Cgroups: groups, Contexts: interpreters,
 		Services: []agent.Service{
-			process.New(process.Config{Reaper: reaper, Accounts: accounts, Cgroup: groups.Processes}),
+			process.New(process.Config{
+				Reaper: reaper, Accounts: accounts, Group: func() (process.Group, error) { return groups.Process() },
+			}),
 			files.New(accounts),
 			interpreters,
 			probe.Service{},

@@ -5,10 +5,8 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -74,21 +72,6 @@ func (a *Agent) endStarted(ctx context.Context, s *wire.Stream, request []byte) 
 			return wire.Errorf(wire.CodeDeadline, "processes %v do not end within %s", victims, endLimit)
 		}
 	}
-}
-
-// started are the processes of the group in which processes are started.
-func (c *Cgroups) started() ([]int, error) {
-	b, err := os.ReadFile(filepath.Join(c.user(procGroup), "cgroup.procs"))
-	if err != nil {
-		return nil, err
-	}
-	pids := []int{}
-	for line := range strings.Lines(string(b)) {
-		if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil && pid > 0 {
-			pids = append(pids, pid)
-		}
-	}
-	return pids, nil
 }
 
 // descends reports whether a process is one of these or came from one. Who lost its parent has the agent's as parent, and

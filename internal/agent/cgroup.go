@@ -26,6 +26,10 @@ type Cgroups struct {
 	mu       sync.Mutex
 	contexts map[string][]string // groups of each context id, the oldest first
 	serial   int
+
+	procSerial int
+	lent       []*ProcessGroup // those in which there may be processes
+	idle       []*ProcessGroup // those that wait for one
 }
 
 const (
@@ -44,13 +48,13 @@ func NewCgroups(root string) (*Cgroups, error) {
 			return nil, fmt.Errorf("make cgroup: %w", err)
 		}
 	}
+	if g, err := c.Process(); err == nil { // so that a fork need not make one for its first process
+		g.Release()
+	}
 	return c, nil
 }
 
 func (c *Cgroups) user(group string) string { return filepath.Join(c.root, userGroup, group) }
-
-// Processes opens the group of processes.
-func (c *Cgroups) Processes() (*os.File, error) { return os.Open(c.user(procGroup)) }
 
 // Hooks opens the group of the agent's own children.
 func (c *Cgroups) Hooks() (*os.File, error) { return os.Open(filepath.Join(c.root, hookGroup)) }
@@ -252,15 +256,19 @@ func (c *Cgroups) PIDs() ([]int, error) {
 	}
 	var pids []int
 	for _, name := range names {
+		if name == procGroup {
+			started, err := c.started()
+			if err != nil {
+				return nil, err
+			}
+			pids = append(pids, started...)
+			continue
+		}
 		b, err := os.ReadFile(filepath.Join(c.user(name), "cgroup.procs"))
 		if err != nil {
 			return nil, fmt.Errorf("list processes: %w", err)
 		}
-		for line := range strings.Lines(string(b)) {
-			if pid, err := strconv.Atoi(strings.TrimSpace(line)); err == nil && pid > 0 {
-				pids = append(pids, pid)
-			}
-		}
+		pids = append(pids, pidsOf(b)...)
 	}
 	return pids, nil
 }

@@ -31,6 +31,7 @@ type User struct {
 	GID    uint32
 	Groups []uint32 // supplementary, without GID
 	Home   string
+	Shell  string // of /etc/passwd; may be empty, or not exist
 }
 
 // Defaults are the image's.
@@ -68,8 +69,9 @@ func (t *Table) SetEnv(env map[string]string) {
 	t.env = env
 }
 
-// User looks an account up by name or number; an empty name is the image's default user. An unknown name is
-// invalid_argument. A number without an entry is a user without a name whose home is /. Root exists always.
+// User looks an account up by name or number; an empty name is the image's default user. A group's name or number may
+// follow after a colon, as in images: it is then the only group. An unknown name has envd's code for it. A number without
+// an entry is a user without a name, of the group 0 unless one is given, whose home is /. Root exists always.
 func (t *Table) User(name string) (*User, error) {
 	if name == "" {
 		t.mu.Lock()
@@ -79,14 +81,40 @@ func (t *Table) User(name string) (*User, error) {
 	if name == "" {
 		name = "root"
 	}
+	name, group, withGroup := strings.Cut(name, ":")
 	u, err := t.find(name)
 	if err != nil {
 		return nil, wire.Errorf(wire.CodeInternal, "look up user %q: %v", name, err)
 	}
 	if u == nil {
-		return nil, wire.Errorf(wire.CodeInvalid, "no user %q in this sandbox; name one of its /etc/passwd, or a number", name)
+		return nil, wire.Errorf(wire.CodeUnknownUser, "no user %q in this sandbox; name one of its /etc/passwd, or a number", name)
+	}
+	if withGroup {
+		if u.GID, err = t.group(group); err != nil {
+			return nil, err
+		}
+		u.Groups = nil
 	}
 	return u, nil
+}
+
+func (t *Table) group(name string) (uint32, error) {
+	number, numeric := parseID(name)
+	found := false
+	err := t.each("etc/group", 3, func(f []string) bool {
+		gid, ok := parseID(f[2])
+		if found = ok && f[0] == name; found {
+			number = gid
+		}
+		return !found
+	})
+	switch {
+	case err != nil:
+		return 0, wire.Errorf(wire.CodeInternal, "look up group %q: %v", name, err)
+	case !found && !numeric:
+		return 0, wire.Errorf(wire.CodeUnknownUser, "no group %q in this sandbox; name one of its /etc/group, or a number", name)
+	}
+	return number, nil
 }
 
 func (t *Table) find(name string) (*User, error) {
@@ -98,7 +126,7 @@ func (t *Table) find(name string) (*User, error) {
 		if !ok1 || !ok2 || f[0] != name && (!numeric || uid != number) {
 			return true
 		}
-		found = &User{Name: f[0], UID: uid, GID: gid, Home: f[5]}
+		found = &User{Name: f[0], UID: uid, GID: gid, Home: f[5], Shell: f[6]}
 		return false
 	})
 	if err != nil {
@@ -109,7 +137,7 @@ func (t *Table) find(name string) (*User, error) {
 	case name == "root" || numeric && number == 0:
 		found = &User{Name: "root", Home: "/root"}
 	case numeric:
-		found = &User{Name: name, UID: number, GID: number, Home: "/"}
+		found = &User{Name: name, UID: number, Home: "/"}
 	default:
 		return nil, nil //nolint:nilnil // no such user is not a failure to look
 	}
@@ -240,9 +268,9 @@ func (t *Table) Dir(u *User, requested string) (string, error) {
 		dir := Path(u, requested)
 		switch info, err := os.Stat(dir); {
 		case err != nil:
-			return "", wire.Errorf(wire.CodeInvalid, "working directory %q does not exist; make it first", dir)
+			return "", wire.Errorf(wire.CodeInvalid, "cwd '%s' does not exist; make it first", dir)
 		case !info.IsDir():
-			return "", wire.Errorf(wire.CodeInvalid, "working directory %q is not a directory", dir)
+			return "", wire.Errorf(wire.CodeInvalid, "cwd '%s' is not a directory", dir)
 		}
 		return dir, nil
 	}

@@ -38,15 +38,18 @@ const (
 
 func TestUser(t *testing.T) {
 	table := newTable(t, passwd, group, Defaults{User: "user"})
-	user := &User{Name: "user", UID: 1000, GID: 1001, Groups: []uint32{27, 999}, Home: "/home/user"}
+	user := &User{Name: "user", UID: 1000, GID: 1001, Groups: []uint32{27, 999}, Home: "/home/user", Shell: "/bin/sh"}
 	for name, want := range map[string]*User{
-		"":      user,
-		"user":  user,
-		"1000":  user,
-		"root":  {Name: "root", Home: "/root"},
-		"0":     {Name: "root", Home: "/root"},
-		"lost":  {Name: "lost", UID: 1002, GID: 1002, Home: "/"},
-		"12345": {Name: "12345", UID: 12345, GID: 12345, Home: "/"},
+		"":            user,
+		"user":        user,
+		"1000":        user,
+		"root":        {Name: "root", Home: "/root", Shell: "/bin/bash"},
+		"0":           {Name: "root", Home: "/root", Shell: "/bin/bash"},
+		"lost":        {Name: "lost", UID: 1002, GID: 1002, Home: "/"},
+		"12345":       {Name: "12345", UID: 12345, Home: "/"}, // as images mean it
+		"user:docker": {Name: "user", UID: 1000, GID: 999, Home: "/home/user", Shell: "/bin/sh"},
+		"1000:7":      {Name: "user", UID: 1000, GID: 7, Home: "/home/user", Shell: "/bin/sh"},
+		"12345:sudo":  {Name: "12345", UID: 12345, GID: 27, Home: "/"},
 	} {
 		got, err := table.User(name)
 		if err != nil {
@@ -57,8 +60,8 @@ func TestUser(t *testing.T) {
 			t.Errorf("%q: %s", name, diff)
 		}
 	}
-	for _, name := range []string{"nobody-here", "odd", "broken", "-1", "4294967295", "99999999999", "user:x", "#"} {
-		if u, err := table.User(name); agenttest.Code(err) != wire.CodeInvalid {
+	for _, name := range []string{"nobody-here", "odd", "broken", "-1", "4294967295", "99999999999", "user:x", "user:", "user:bad", "user:-1", "#"} {
+		if u, err := table.User(name); agenttest.Code(err) != wire.CodeUnknownUser {
 			t.Errorf("%q: %+v %v", name, u, err)
 		}
 	}

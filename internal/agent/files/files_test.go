@@ -284,7 +284,7 @@ func TestCodes(t *testing.T) {
 		"stat another's home":  {entry(wire.MethodFileStat, wire.PathRequest{Path: "~root/x"}), wire.CodeInvalid},
 		"stat NUL":             {entry(wire.MethodFileStat, wire.PathRequest{Path: "a\x00b"}), wire.CodeInvalid},
 		"stat long name":       {entry(wire.MethodFileStat, wire.PathRequest{Path: f.path(strings.Repeat("a", 300))}), wire.CodeInvalid},
-		"stat unknown user":    {entry(wire.MethodFileStat, wire.PathRequest{Path: file, User: "no-such-user"}), wire.CodeInvalid},
+		"stat unknown user":    {entry(wire.MethodFileStat, wire.PathRequest{Path: file, User: "no-such-user"}), wire.CodeUnknownUser},
 		"make existing":        {entry(wire.MethodFileMakeDir, wire.PathRequest{Path: f.dir}), wire.CodeExists},
 		"make over a file":     {entry(wire.MethodFileMakeDir, wire.PathRequest{Path: file}), wire.CodeInvalid},
 		"move missing":         {entry(wire.MethodFileMove, wire.MoveRequest{Source: f.path("no"), Destination: f.path("to")}), wire.CodeNotFound},

@@ -1,11 +1,13 @@
 package process
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
 	"slices"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,6 +22,7 @@ func (m *Manager) Handlers() map[string]wire.Handler {
 		wire.MethodProcessList:       wire.Handle(m.handleList),
 		wire.MethodProcessUpdate:     wire.Handle(m.handleUpdate),
 		wire.MethodProcessSendInput:  wire.Handle(m.handleSendInput),
+		wire.MethodProcessInput:      wire.Handle(m.handleStreamInput),
 		wire.MethodProcessSendSignal: wire.Handle(m.handleSendSignal),
 		wire.MethodProcessCloseStdin: wire.Handle(m.handleCloseStdin),
 	}
@@ -30,11 +33,11 @@ func (m *Manager) handleStart(ctx context.Context, s *wire.Stream, req *wire.Sta
 	if err != nil {
 		return err
 	}
-	p, a, err := m.start(ctx, pl, s)
+	p, r, err := m.start(ctx, pl, s)
 	if err != nil {
 		return err
 	}
-	return m.serve(ctx, s, p, a)
+	return m.serve(ctx, s, p, r)
 }
 
 func (m *Manager) handleConnect(ctx context.Context, s *wire.Stream, req *wire.ConnectRequest) error {
@@ -42,30 +45,38 @@ func (m *Manager) handleConnect(ctx context.Context, s *wire.Stream, req *wire.C
 	if err != nil {
 		return err
 	}
-	a, err := p.attach(ctx, s)
-	if err != nil {
+	if err := s.SendMessage(wire.ProcessEvent{Start: p.start()}); err != nil {
 		return err
 	}
-	return m.serve(ctx, s, p, a)
+	return m.serve(ctx, s, p, p.out.attach(s, req))
 }
 
-// serve takes input from an attached stream until the process has ended or the caller is gone.
-func (m *Manager) serve(ctx context.Context, s *wire.Stream, p *proc, a *attachment) error {
+// start is the first message to everybody who attaches.
+func (p *proc) start() *wire.ProcessStart {
+	return &wire.ProcessStart{PID: uint32(p.child.PID()), PTY: p.tty != nil}
+}
+
+// serve sends output to an attached stream, and takes input from it, until the process has ended or the caller is gone.
+func (m *Manager) serve(ctx context.Context, s *wire.Stream, p *proc, r *reader) error {
 	taken := make(chan struct{})
 	go func() {
 		defer close(taken)
+		if r.observe {
+			return
+		}
 		p.takeInput(ctx, s)
 	}()
-	if err := p.follow(ctx, a); err != nil {
+	err := p.out.serve(ctx, r)
+	p.out.leave(r)
+	if ctx.Err() != nil {
 		// Gone: what it sent before is input all the same. A process that ended takes no more.
 		select {
 		case <-taken:
 		case <-p.ended:
 		}
-		return err
 	}
-	// The receiver ends when the dispatcher closes the stream.
-	return nil
+	// Otherwise the receiver ends when the dispatcher closes the stream.
+	return err
 }
 
 // takeInput writes what comes to stdin or the terminal. The caller is held back while the process does not read.
@@ -89,21 +100,32 @@ func (p *proc) takeInput(ctx context.Context, s *wire.Stream) {
 	}
 }
 
-func (m *Manager) handleList(_ context.Context, s *wire.Stream, _ *struct{}) error {
+func (m *Manager) handleList(_ context.Context, s *wire.Stream, req *wire.ListRequest) error {
 	m.mu.Lock()
 	var procs []*proc
 	for _, p := range m.procs {
-		if p.running() {
+		if req.Ended || p.running() {
 			procs = append(procs, p)
 		}
 	}
 	m.mu.Unlock()
-	slices.SortFunc(procs, func(a, b *proc) int { return int(a.order) - int(b.order) })
+	slices.SortFunc(procs, func(a, b *proc) int { return cmp.Compare(a.order, b.order) })
 	list := wire.ProcessList{Processes: []wire.ProcessInfo{}}
 	for _, p := range procs {
-		list.Processes = append(list.Processes, wire.ProcessInfo{Config: p.config, PID: uint32(p.child.PID()), Tag: p.tag})
+		list.Processes = append(list.Processes, p.info())
 	}
 	return s.SendMessage(list)
+}
+
+func (p *proc) info() wire.ProcessInfo {
+	info := wire.ProcessInfo{
+		Config: p.config, PID: uint32(p.child.PID()), Tag: p.tag, User: p.user, PTY: p.tty != nil,
+		AgeMS: time.Since(p.started).Milliseconds(),
+	}
+	p.out.mu.Lock()
+	defer p.out.mu.Unlock()
+	info.Readers, info.Output, info.End = p.out.attended(), p.out.end, p.out.last
+	return info
 }
 
 func (m *Manager) handleUpdate(_ context.Context, s *wire.Stream, req *wire.UpdateRequest) error {
@@ -135,44 +157,91 @@ func (m *Manager) handleSendInput(ctx context.Context, s *wire.Stream, req *wire
 	if err != nil {
 		return err
 	}
-	data := req.Stdin
+	data, kind := req.Stdin, wire.KindStdin
 	switch {
 	case req.Stdin != nil && req.PTY != nil:
 		return wire.Errorf(wire.CodeInvalid, "send input: both stdin and pty given")
-	case req.Stdin != nil && p.tty != nil:
-		return wire.Errorf(wire.CodeInvalid, "process %d has a terminal: send pty input, not stdin", p.child.PID())
-	case req.PTY != nil && p.tty == nil:
-		return wire.Errorf(wire.CodeInvalid, "process %d has no terminal: send stdin, not pty input", p.child.PID())
+	case req.Stdin == nil && req.PTY == nil:
+		return wire.Errorf(wire.CodeUnimplemented, "send input: neither stdin nor pty given")
 	case req.PTY != nil:
-		data = req.PTY
+		data, kind = req.PTY, wire.KindPTY
 	}
-	if len(data) > 0 {
-		if err := p.write(ctx, data); err != nil {
-			return err
-		}
+	if err := p.input(ctx, kind, data); err != nil {
+		return err
 	}
 	return s.SendMessage(struct{}{})
 }
 
-func (m *Manager) handleSendSignal(_ context.Context, s *wire.Stream, req *wire.SendSignalRequest) error {
-	if req.Signal < 1 || req.Signal > 64 {
-		return wire.Errorf(wire.CodeInvalid, "signal %d; signals are 1 to 64", req.Signal)
+// input writes to stdin or the terminal, whichever the process has.
+func (p *proc) input(ctx context.Context, kind wire.Kind, data []byte) error {
+	switch {
+	case kind == wire.KindStdin && p.tty != nil:
+		return wire.Errorf(wire.CodePrecondition, "process %d has a terminal: send pty input, not stdin", p.child.PID())
+	case kind == wire.KindPTY && p.tty == nil:
+		return wire.Errorf(wire.CodePrecondition, "process %d has no terminal: send stdin, not pty input", p.child.PID())
+	case len(data) == 0:
+		return nil
 	}
+	return p.write(ctx, data)
+}
+
+func (m *Manager) handleStreamInput(ctx context.Context, s *wire.Stream, req *wire.StreamInputRequest) error {
 	p, err := m.find(req.Process, false)
 	if err != nil {
 		return err
 	}
-	send := p.child.Signal
-	if req.Group || req.Signal == int(unix.SIGKILL) {
-		send = p.child.SignalGroup
+	for {
+		kind, data, err := s.Recv()
+		switch {
+		case err != nil:
+			return err
+		case kind == wire.KindHalfClose:
+			return s.SendMessage(struct{}{})
+		case kind != wire.KindStdin && kind != wire.KindPTY:
+			return wire.Errorf(wire.CodeUnimplemented, "unexpected frame %q in a stream of input", byte(kind))
+		}
+		if err := p.input(ctx, kind, data); err != nil {
+			return err
+		}
 	}
-	switch err := send(syscall.Signal(req.Signal)); {
+}
+
+func (m *Manager) handleSendSignal(_ context.Context, s *wire.Stream, req *wire.SendSignalRequest) error {
+	if req.Signal < 1 || req.Signal > 64 {
+		return wire.Errorf(wire.CodeUnimplemented, "signal %d; signals are 1 to 64", req.Signal)
+	}
+	p, err := m.find(req.Process, req.Tree)
+	if err != nil {
+		return err
+	}
+	sig := syscall.Signal(req.Signal)
+	switch {
+	case req.Tree:
+		err = m.signalTree(p, sig)
+	case req.Group || sig == unix.SIGKILL:
+		err = p.child.SignalGroup(sig)
+	default:
+		err = p.child.Signal(sig)
+	}
+	switch {
 	case errors.Is(err, os.ErrProcessDone):
 		return wire.Errorf(wire.CodeNotFound, "process %d has ended", p.child.PID())
 	case err != nil:
 		return wire.Errorf(wire.CodeDenied, "send signal %d to process %d: %v", req.Signal, p.child.PID(), err)
 	}
-	return s.SendMessage(struct{}{})
+	return s.SendMessage(wire.SendSignalReply{Tree: req.Tree})
+}
+
+func (m *Manager) signalTree(p *proc, sig syscall.Signal) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case p.group != nil:
+		return p.group.Signal(sig)
+	case !p.running():
+		return os.ErrProcessDone // and nothing of it is left
+	}
+	return errors.New("this guest has no cgroups to know its descendants by; leave tree away")
 }
 
 func (m *Manager) handleCloseStdin(ctx context.Context, s *wire.Stream, req *wire.CloseStdinRequest) error {

@@ -2,19 +2,22 @@
 // pty, attach, input, signals, resize, list. It owns every process it started until that has ended and for a while
 // after. It is not a supervisor: nothing is restarted. Only the agent imports it; its tests run on any Linux.
 //
-// Where envd leaves a choice: an executable that is missing is invalid_argument, one that may not be run
-// permission_denied. A caller that goes away leaves the process running; while nobody is attached the newest 256 KiB of
-// output are kept for the next who attaches and the process is never held back, and while somebody is, it is held back
-// by the slowest. SIGKILL goes to the process's group, since nothing could clean up after it; every other signal to
-// the process alone. A process has ended when it exited and all that was written until then has arrived; descendants
-// that keep its output open delay that by a tenth of a second at most and may go on writing into the void.
+// A caller that goes away leaves the process running. Attached readers hold the process back: it is at most 64 KiB ahead
+// of the slowest. While nobody is attached it is never held back, and the newest 256 KiB that nobody was sent are kept
+// for the next who attaches, and 64 KiB of what somebody was. SIGKILL goes to the process's group, since nothing could clean up
+// after it; every other signal to the process alone, unless asked otherwise. A process has ended when it exited and all
+// that was written until then has arrived; descendants that keep its output open delay that by a tenth of a second at
+// most and may go on writing into the void. Its exit and what is kept of its output can be asked for during 30 s, and
+// during an hour if nobody was attached to hear of it.
 package process
 
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -31,27 +34,46 @@ const (
 	// drainGrace is how long descendants of an ended process may still add to its output: those of a pipeline usually
 	// end with it.
 	drainGrace    = 100 * time.Millisecond
-	defaultRetain = 30 * time.Second
+	defaultRetain = 30 * time.Second // envd's
+	// retainUnheard is how long an exit is kept that nobody was told of, and maxUnheard how many.
+	retainUnheard = time.Hour
+	maxUnheard    = 64
+	// maxEndedBytes is how much output of ended processes is kept together.
+	maxEndedBytes = 1 << 20
 )
 
 // Config is what a Manager needs.
 type Config struct {
 	Reaper   *reap.Reaper
 	Accounts *account.Table
-	// Cgroup opens the directory of the cgroup in which a process starts; the manager closes it. Nil, or a nil file: the
-	// agent's own.
-	Cgroup func() (*os.File, error)
+	// Group lends a cgroup for a process. Nil: processes run in the agent's own, and their trees are not known.
+	Group func() (Group, error)
 	// Retain is how long the exit of a process can be asked for; 0: 30 s.
 	Retain time.Duration
+}
+
+// Group is a cgroup that one process has for itself and its descendants.
+type Group interface {
+	// FD is its directory.
+	FD() int
+	// Signal sends a signal to all processes in it.
+	Signal(sig syscall.Signal) error
+	// Empty says that no process is in it.
+	Empty() bool
+	// Release says that it is no longer needed; there may still be processes in it.
+	Release()
 }
 
 // Manager holds the processes. It is safe for concurrent use.
 type Manager struct {
 	cfg Config
 
-	mu    sync.Mutex
-	procs map[uint32]*proc
-	order uint64
+	mu      sync.Mutex
+	procs   map[uint32]*proc
+	order   uint64
+	unheard []*proc // ended, nobody was told; the oldest first
+	printed []*proc // ended, with output that is kept; the oldest first
+	kept    int     // bytes of theirs
 }
 
 // New makes an empty manager.
@@ -97,11 +119,13 @@ func (m *Manager) Close(ctx context.Context) error {
 
 // proc is one process, running or just ended.
 type proc struct {
-	child  *reap.Child
-	config wire.ProcessConfig
-	tag    *string
-	order  uint64
-	limit  time.Duration
+	child   *reap.Child
+	config  wire.ProcessConfig
+	tag     *string
+	user    string
+	order   uint64
+	limit   time.Duration
+	started time.Time
 
 	inputs chan struct{} // a token: who holds it writes to or closes stdin
 	stdin  *os.File      // nil when there is none or it was closed; guarded by inputs
@@ -111,19 +135,16 @@ type proc struct {
 
 	outlets []*pipe.Outlet
 	readers sync.WaitGroup
+	out     *output
 
-	// gate is a token: who holds it sends to the attached or changes who is. A slow one may block its holder, therefore
-	// not a mutex: those who wait can give up.
-	gate     chan struct{}
-	attached []*attachment
-	kept     pipe.Ring[wire.Kind]
-	detached bool             // output goes nowhere any more
-	end      *wire.ProcessEnd // set once, with ended
+	ended chan struct{} // closed after the end was set
+	timer *time.Timer
+	timed chan struct{} // closed by the time limit
 
-	ended  chan struct{} // closed after end was sent to all attached
-	timer  *time.Timer
-	timed  chan struct{} // closed by the time limit
-	retain *time.Timer   // set with ended
+	// Guarded by the manager's mutex.
+	group  Group       // nil without, and when nothing of the process is left
+	retain *time.Timer // until it is forgotten, once it has ended
+	kept   int         // bytes of its output, once it has ended
 }
 
 func (p *proc) running() bool {
@@ -135,88 +156,6 @@ func (p *proc) running() bool {
 	default:
 		return true
 	}
-}
-
-// attachment is a stream that gets the output.
-type attachment struct {
-	stream *wire.Stream
-	failed bool // guarded by gate
-}
-
-// enter takes the gate.
-func (p *proc) enter(ctx context.Context) error {
-	select {
-	case p.gate <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-func (p *proc) leave() { <-p.gate }
-
-// deliver hands output to whoever is attached. It blocks while one of them does not read.
-func (p *proc) deliver(kind wire.Kind, data []byte) {
-	p.gate <- struct{}{}
-	defer p.leave()
-	if p.detached {
-		return
-	}
-	sent := false
-	for _, a := range p.attached {
-		if a.failed {
-			continue
-		}
-		if err := a.stream.Send(kind, data); err != nil {
-			a.failed = true // its handler removes it
-			continue
-		}
-		sent = true
-	}
-	if !sent {
-		p.kept.Add(kind, data)
-	}
-}
-
-// attach adds a stream: first the start message, then what was kept, then what comes. If the process has ended the end
-// message follows at once. Detach must be called in any case.
-func (p *proc) attach(ctx context.Context, s *wire.Stream) (*attachment, error) {
-	if err := p.enter(ctx); err != nil {
-		return nil, err
-	}
-	defer p.leave()
-	if err := s.SendMessage(wire.ProcessEvent{Start: &wire.ProcessStart{PID: uint32(p.child.PID())}}); err != nil {
-		return nil, err
-	}
-	if err := p.kept.Flush(s.Send); err != nil {
-		return nil, err
-	}
-	a := &attachment{stream: s}
-	if p.end != nil {
-		return a, s.SendMessage(wire.ProcessEvent{End: p.end})
-	}
-	p.attached = append(p.attached, a)
-	return a, nil
-}
-
-// follow returns when the process has ended and a was told, or when its caller is gone; a is detached then.
-func (p *proc) follow(ctx context.Context, a *attachment) error {
-	select {
-	case <-p.ended:
-		return nil
-	case <-ctx.Done():
-	}
-	// Not with ctx: the stream must not be in use when the handler returns. A send to it fails now, so the gate is free
-	// as soon as the others have taken what is being sent.
-	p.gate <- struct{}{}
-	defer p.leave()
-	for i, other := range p.attached {
-		if other == a {
-			p.attached = append(p.attached[:i:i], p.attached[i+1:]...)
-			break
-		}
-	}
-	return context.Cause(ctx)
 }
 
 // finish waits for the end of the process and of its output, tells everybody and keeps the exit for a while.
@@ -236,30 +175,61 @@ func (m *Manager) finish(p *proc) {
 	if !state.Exited() || state.ExitCode() != 0 {
 		end.Error = state.String()
 	}
+	timedOut := false
 	select {
 	case <-p.timed:
+		timedOut = true
 		end.Error = "killed: it ran longer than its time limit of " + p.limit.String()
 	default:
 	}
-	p.gate <- struct{}{}
-	p.detached = true
-	p.end = end
-	for _, a := range p.attached {
-		if !a.failed {
-			_ = a.stream.SendMessage(wire.ProcessEvent{End: end})
-		}
-	}
-	p.attached = nil
-	m.mu.Lock()
-	p.retain = time.AfterFunc(m.cfg.Retain, func() { m.remove(p) })
-	m.mu.Unlock()
+	end.TimedOut = timedOut
+	m.keep(p, p.out.finish(end))
 	close(p.ended)
-	p.leave()
 
 	p.abandonInput()
+	m.lend(p)
 	p.readers.Wait() // as long as a descendant keeps the output open
 	for _, o := range p.outlets {
 		o.Close()
+	}
+}
+
+// keep sees to it that a process that has ended is forgotten in time, and that not too much is kept of those that have.
+func (m *Manager) keep(p *proc, unheard bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.procs[uint32(p.child.PID())] != p {
+		return // its number was taken again, or all is over
+	}
+	retain := m.cfg.Retain
+	if unheard {
+		retain = max(retain, retainUnheard)
+		m.unheard = append(m.unheard, p)
+		if len(m.unheard) > maxUnheard {
+			m.drop(m.unheard[0])
+		}
+	}
+	p.retain = time.AfterFunc(retain, func() { m.remove(p) })
+	if p.kept = p.out.kept(); p.kept == 0 {
+		return
+	}
+	m.kept += p.kept
+	m.printed = append(m.printed, p)
+	for m.kept > maxEndedBytes {
+		oldest := m.printed[0]
+		m.kept -= oldest.kept
+		oldest.kept = 0
+		oldest.out.clear()
+		m.printed = m.printed[1:]
+	}
+}
+
+// lend gives the cgroup of a process that has ended back at once if nothing of it is left, as is usual.
+func (m *Manager) lend(p *proc) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p.group != nil && p.group.Empty() {
+		p.release()
 	}
 }
 
@@ -291,21 +261,43 @@ func (m *Manager) remove(p *proc) {
 	defer m.mu.Unlock()
 	pid := uint32(p.child.PID())
 	if m.procs[pid] == p {
-		delete(m.procs, pid)
+		m.drop(p)
 	}
 }
 
-// forget drops the timer of an ended process.
+// drop forgets a process that has ended; it needs mu.
+func (m *Manager) drop(p *proc) {
+	if pid := uint32(p.child.PID()); m.procs[pid] == p {
+		delete(m.procs, pid)
+	}
+	m.kept -= p.kept
+	p.kept = 0
+	is := func(other *proc) bool { return other == p }
+	m.printed = slices.DeleteFunc(m.printed, is)
+	m.unheard = slices.DeleteFunc(m.unheard, is)
+	p.forget()
+}
+
+// forget stops the timer of an ended process and gives its cgroup back; it needs the manager's mutex, or that nobody
+// else knows the process.
 func (p *proc) forget() {
 	if p.retain != nil {
 		p.retain.Stop()
+	}
+	p.release()
+}
+
+func (p *proc) release() {
+	if p.group != nil {
+		p.group.Release()
+		p.group = nil
 	}
 }
 
 // find selects a process; one that has ended only where exited ones are wanted.
 func (m *Manager) find(sel wire.ProcessSelector, ended bool) (*proc, error) {
 	if sel.PID == 0 && sel.Tag == "" {
-		return nil, wire.Errorf(wire.CodeInvalid, "no process named: give a pid or a tag")
+		return nil, wire.Errorf(wire.CodeUnimplemented, "no process named: give a pid or a tag")
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -299,9 +299,7 @@ func (f *fixture) keptOf(pid uint32) int {
 	f.mu.Lock()
 	p := f.procs[pid]
 	f.mu.Unlock()
-	p.gate <- struct{}{}
-	defer p.leave()
-	return p.kept.Len()
+	return p.out.kept()
 }
 
 // waitFor polls: what it waits for happens in another process and has no event.
@@ -382,19 +380,19 @@ func TestCodes(t *testing.T) {
 		"missing command": {start(func(r *wire.StartRequest) { r.Process.Cmd = "no-such-command" }), wire.CodeInvalid},
 		"missing path":    {start(func(r *wire.StartRequest) { r.Process.Cmd = "/no/such" }), wire.CodeInvalid},
 		"directory":       {start(func(r *wire.StartRequest) { r.Process.Cmd = "/tmp" }), wire.CodeInvalid},
-		"not executable":  {start(func(r *wire.StartRequest) { r.Process.Cmd = plain }), wire.CodeDenied},
+		"not executable":  {start(func(r *wire.StartRequest) { r.Process.Cmd = plain }), wire.CodeInvalid},
 		"no interpreter":  {start(func(r *wire.StartRequest) { r.Process.Cmd = noInterpreter }), wire.CodeInvalid},
 		"no format":       {start(func(r *wire.StartRequest) { r.Process.Cmd = noFormat }), wire.CodeInvalid},
 		"NUL in argument": {start(func(r *wire.StartRequest) { r.Process.Args = []string{"a\x00b"} }), wire.CodeInvalid},
 		"missing cwd":     {start(func(r *wire.StartRequest) { r.Process.Cwd = str("/no/such") }), wire.CodeInvalid},
 		"file as cwd":     {start(func(r *wire.StartRequest) { r.Process.Cwd = str(plain) }), wire.CodeInvalid},
-		"unknown user":    {start(func(r *wire.StartRequest) { r.User = "no-such-user" }), wire.CodeInvalid},
+		"unknown user":    {start(func(r *wire.StartRequest) { r.User = "no-such-user" }), wire.CodeUnknownUser},
 		"bad variable":    {start(func(r *wire.StartRequest) { r.Process.Envs = map[string]string{"A=B": ""} }), wire.CodeInvalid},
 		"negative limit":  {start(func(r *wire.StartRequest) { r.TimeoutMS = -1 }), wire.CodeInvalid},
 		"too long":        {start(func(r *wire.StartRequest) { r.Process.Args = []string{strings.Repeat("a", 4<<20)} }), wire.CodeInvalid},
 		"huge terminal":   {start(func(r *wire.StartRequest) { r.PTY = &wire.PTY{Size: wire.PTYSize{Cols: 1 << 20}} }), wire.CodeInvalid},
-		"no selector":     {f.unary(t, wire.MethodProcessSendSignal, wire.SendSignalRequest{Signal: 9}, nil), wire.CodeInvalid},
-		"bad signal":      {f.unary(t, wire.MethodProcessSendSignal, wire.SendSignalRequest{Process: wire.ProcessSelector{PID: 1}, Signal: 99}, nil), wire.CodeInvalid},
+		"no selector":     {f.unary(t, wire.MethodProcessSendSignal, wire.SendSignalRequest{Signal: 9}, nil), wire.CodeUnimplemented},
+		"bad signal":      {f.unary(t, wire.MethodProcessSendSignal, wire.SendSignalRequest{Process: wire.ProcessSelector{PID: 1}, Signal: 99}, nil), wire.CodeUnimplemented},
 		"foreign pid":     {f.unary(t, wire.MethodProcessSendSignal, wire.SendSignalRequest{Process: wire.ProcessSelector{PID: 1}, Signal: 9}, nil), wire.CodeNotFound},
 		"unknown tag":     {f.unary(t, wire.MethodProcessCloseStdin, wire.CloseStdinRequest{Process: wire.ProcessSelector{Tag: "x"}}, nil), wire.CodeNotFound},
 		"not JSON":        {f.unary(t, wire.MethodProcessSendSignal, "x", nil), wire.CodeInvalid},
@@ -430,7 +428,7 @@ func TestControl(t *testing.T) {
 	if err := f.unary(t, wire.MethodProcessSendInput, wire.SendInputRequest{Process: sel, Stdin: []byte("in\n")}, nil); err != nil {
 		t.Error(err)
 	}
-	if err := f.unary(t, wire.MethodProcessSendInput, wire.SendInputRequest{Process: sel, PTY: []byte("in\n")}, nil); agenttest.Code(err) != wire.CodeInvalid {
+	if err := f.unary(t, wire.MethodProcessSendInput, wire.SendInputRequest{Process: sel, PTY: []byte("in\n")}, nil); agenttest.Code(err) != wire.CodePrecondition {
 		t.Errorf("pty input without a pty: %v", err)
 	}
 	if _, b, err := s.Recv(); err != nil || string(b) != "in\n" {
@@ -508,10 +506,10 @@ func TestPTY(t *testing.T) {
 	if err := f.unary(t, wire.MethodProcessUpdate, wire.UpdateRequest{Process: sel, PTY: &wire.PTY{Size: wire.PTYSize{Cols: 90, Rows: 20}}}, nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.unary(t, wire.MethodProcessSendInput, wire.SendInputRequest{Process: sel, Stdin: []byte("x")}, nil); agenttest.Code(err) != wire.CodeInvalid {
+	if err := f.unary(t, wire.MethodProcessSendInput, wire.SendInputRequest{Process: sel, Stdin: []byte("x")}, nil); agenttest.Code(err) != wire.CodePrecondition {
 		t.Errorf("stdin to a terminal: %v", err)
 	}
-	if err := f.unary(t, wire.MethodProcessCloseStdin, wire.CloseStdinRequest{Process: sel}, nil); agenttest.Code(err) != wire.CodeInvalid {
+	if err := f.unary(t, wire.MethodProcessCloseStdin, wire.CloseStdinRequest{Process: sel}, nil); agenttest.Code(err) != wire.CodePrecondition {
 		t.Errorf("close a terminal: %v", err)
 	}
 	if err := s.Send(wire.KindPTY, []byte("\n")); err != nil {

@@ -25,6 +25,9 @@ func openPTY(u *account.User, size wire.PTYSize) (master, slave int, err error) 
 		if err == nil {
 			err = resizePTY(master, size)
 		}
+		if err == nil {
+			err = utf8PTY(slave)
+		}
 		if err != nil {
 			_ = unix.Close(slave)
 		}
@@ -51,6 +54,20 @@ func openSlave(master int) (int, error) {
 		return -1, fmt.Errorf("open %s: %w", path, err)
 	}
 	return slave, nil
+}
+
+// utf8PTY has the kernel erase whole characters, not bytes, in lines that are edited.
+func utf8PTY(slave int) error {
+	// SAFETY: both wrappers pass a pointer to a live termios of the kernel's layout.
+	t, err := unix.IoctlGetTermios(slave, unix.TCGETS)
+	if err == nil {
+		t.Iflag |= unix.IUTF8
+		err = unix.IoctlSetTermios(slave, unix.TCSETS, t)
+	}
+	if err != nil {
+		return fmt.Errorf("set up pty: %w", err)
+	}
+	return nil
 }
 
 // resizePTY sets the size in characters; 0 means 80 by 24.

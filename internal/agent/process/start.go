@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -18,22 +19,23 @@ import (
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
-// keptBytes is how much output is kept while nobody is attached.
-const keptBytes = 256 << 10
-
 // plan is a request that has been checked: what to start, for whom.
 type plan struct {
 	request *wire.StartRequest
+	config  wire.ProcessConfig // as it is listed
 	command reap.Command
 	user    *account.User
 }
 
 func (m *Manager) plan(req *wire.StartRequest) (*plan, error) {
-	cfg := &req.Process
-	if cfg.Cmd == "" {
+	cfg := req.Process
+	if req.Shell {
+		cfg.Cmd, cfg.Args = "", nil
+	}
+	if cfg.Cmd == "" && !req.Shell {
 		return nil, wire.Errorf(wire.CodeInvalid, "start a process: no command given")
 	}
-	if strings.ContainsRune(cfg.Cmd+strings.Join(cfg.Args, ""), 0) {
+	if strings.ContainsRune(cfg.Cmd, 0) || slices.ContainsFunc(cfg.Args, func(a string) bool { return strings.ContainsRune(a, 0) }) {
 		return nil, wire.Errorf(wire.CodeInvalid, "start %q: command and arguments cannot contain NUL", cfg.Cmd)
 	}
 	if req.TimeoutMS < 0 || req.TimeoutMS > int64(100*365*24*time.Hour/time.Millisecond) {
@@ -47,8 +49,8 @@ func (m *Manager) plan(req *wire.StartRequest) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	if req.PTY != nil && account.Getenv(env, "TERM") == "" {
-		env = append(env, "TERM=xterm-256color")
+	if req.PTY != nil {
+		env = forTerminal(env, req.PTY.Term)
 	}
 	requested := ""
 	if cfg.Cwd != nil {
@@ -58,19 +60,21 @@ func (m *Manager) plan(req *wire.StartRequest) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	path, err := LookPath(cfg.Cmd, dir, account.Getenv(env, "PATH"))
+	command := reap.Command{Env: env, Dir: dir}
+	if req.Shell {
+		command.Path, command.Args, err = loginShell(user)
+		cfg.Cmd = command.Path
+	} else {
+		command.Path, err = LookPath(cfg.Cmd, dir, account.Getenv(env, "PATH"))
+		command.Args = append([]string{cfg.Cmd}, cfg.Args...)
+	}
 	if err != nil {
 		return nil, err
 	}
-	sys, err := Credential(user)
-	if err != nil {
+	if command.Sys, err = Credential(user); err != nil {
 		return nil, err
 	}
-	return &plan{
-		request: req,
-		user:    user,
-		command: reap.Command{Path: path, Args: append([]string{cfg.Cmd}, cfg.Args...), Env: env, Dir: dir, Sys: sys},
-	}, nil
+	return &plan{request: req, config: cfg, user: user, command: command}, nil
 }
 
 // Credential makes the attributes with which a process runs as u in a session of its own. It is permission_denied when
@@ -97,7 +101,7 @@ func LookPath(cmd, dir, path string) (string, error) {
 		}
 		switch info, err := os.Stat(full); {
 		case errors.Is(err, fs.ErrPermission):
-			return "", wire.Errorf(wire.CodeDenied, "start %s: permission denied", cmd)
+			return "", wire.Errorf(wire.CodeInvalid, "start %s: permission denied", cmd)
 		case err != nil:
 			return "", wire.Errorf(wire.CodeInvalid, "start %s: there is no such file", cmd)
 		case info.IsDir():
@@ -118,20 +122,19 @@ func LookPath(cmd, dir, path string) (string, error) {
 }
 
 // start starts a process with s attached (after the start message), or returns why it could not.
-func (m *Manager) start(ctx context.Context, pl *plan, s *wire.Stream) (*proc, *attachment, error) {
+func (m *Manager) start(ctx context.Context, pl *plan, s *wire.Stream) (*proc, *reader, error) {
 	p := &proc{
-		config: pl.request.Process,
+		config: pl.config,
 		tag:    pl.request.Tag,
+		user:   pl.user.Name,
 		limit:  time.Duration(pl.request.TimeoutMS) * time.Millisecond,
 		inputs: make(chan struct{}, 1),
-		gate:   make(chan struct{}, 1),
 		ended:  make(chan struct{}),
 		timed:  make(chan struct{}),
-		kept:   pipe.Ring[wire.Kind]{Max: keptBytes},
+		out:    newOutput(),
 	}
-	// Until the caller is attached: others find the process as soon as it runs.
-	p.gate <- struct{}{}
-	defer p.leave()
+	// Before others can find the process: the caller is the first to be sent what it prints.
+	r := p.out.attach(s, &wire.ConnectRequest{})
 	var err error
 	if pl.request.PTY != nil {
 		err = p.openTTY(pl)
@@ -151,9 +154,9 @@ func (m *Manager) start(ctx context.Context, pl *plan, s *wire.Stream) (*proc, *
 	}
 
 	// Nothing reads the output yet: the start message is the first.
-	a := &attachment{stream: s}
-	a.failed = s.SendMessage(wire.ProcessEvent{Start: &wire.ProcessStart{PID: uint32(p.child.PID())}}) != nil
-	p.attached = []*attachment{a}
+	if err := s.SendMessage(wire.ProcessEvent{Start: p.start()}); err != nil {
+		p.out.took(r, 0, err)
+	}
 	for _, o := range p.outlets {
 		p.readers.Go(o.Run)
 	}
@@ -164,36 +167,36 @@ func (m *Manager) start(ctx context.Context, pl *plan, s *wire.Stream) (*proc, *
 		})
 	}
 	go m.finish(p)
-	return p, a, nil
+	return p, r, nil
 }
 
 // launch starts the child and makes it known.
 func (m *Manager) launch(ctx context.Context, p *proc, pl *plan) error {
-	if m.cfg.Cgroup != nil {
-		dir, err := m.cfg.Cgroup()
+	if m.cfg.Group != nil {
+		group, err := m.cfg.Group()
 		if err != nil {
-			return wire.Errorf(wire.CodeInternal, "start %s: open its cgroup: %v", p.config.Cmd, err)
+			return wire.Errorf(wire.CodeInternal, "start %s: make its cgroup: %v", p.config.Cmd, err)
 		}
-		if dir != nil {
-			defer dir.Close()
-			pl.command.Sys.UseCgroupFD = true
-			pl.command.Sys.CgroupFD = int(dir.Fd())
-		}
+		p.group = group
+		pl.command.Sys.UseCgroupFD = true
+		pl.command.Sys.CgroupFD = group.FD()
 	}
 	child, err := m.cfg.Reaper.Start(ctx, &pl.command)
-	if ctx.Err() != nil && err != nil {
-		return context.Cause(ctx) // while the machine was frozen
-	}
 	if err != nil {
+		p.release()
+		if ctx.Err() != nil {
+			return context.Cause(ctx) // while the machine was frozen
+		}
 		return startError(p.config.Cmd, pl.command.Dir, err)
 	}
 	p.child = child
+	p.started = time.Now()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.order++
 	p.order = m.order
 	if old := m.procs[uint32(child.PID())]; old != nil {
-		old.forget() // the number is taken again
+		m.drop(old) // the number is taken again
 	}
 	m.procs[uint32(child.PID())] = p
 	return nil
@@ -202,14 +205,14 @@ func (m *Manager) launch(ctx context.Context, p *proc, pl *plan) error {
 func startError(cmd, dir string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrPermission):
-		return wire.Errorf(wire.CodeDenied, "start %s: permission denied: the file is not executable, or the user may not enter %s", cmd, dir)
+		return wire.Errorf(wire.CodeInvalid, "start %s: permission denied: the file is not executable, or the user may not enter %s", cmd, dir)
 	case errors.Is(err, fs.ErrNotExist):
 		return wire.Errorf(wire.CodeInvalid, "start %s: the file or its interpreter (first line, or dynamic loader) does not exist", cmd)
 	case errors.Is(err, unix.ENOEXEC):
 		return wire.Errorf(wire.CodeInvalid, "start %s: not a program this kernel can run; a script needs a #! line", cmd)
 	case errors.Is(err, unix.E2BIG):
 		return wire.Errorf(wire.CodeInvalid, "start %s: arguments and environment are too long together", cmd)
-	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.EAGAIN):
+	case errors.Is(err, unix.ENOMEM), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
 		return wire.Errorf(wire.CodeExhausted, "start %s: %v; the sandbox is out of memory or processes", cmd, err)
 	default:
 		return wire.Errorf(wire.CodeInternal, "start %s: %v", cmd, err)
@@ -248,7 +251,7 @@ func (p *proc) openPipes(pl *plan) error {
 		if os.Geteuid() == 0 {
 			_ = unix.Fchown(w, int(pl.user.UID), int(pl.user.GID))
 		}
-		o, err := pipe.NewOutlet(r, "output", pipeChunk, func(b []byte) { p.deliver(kind, b) })
+		o, err := pipe.NewOutlet(r, "output", pipeChunk, func(b []byte) { p.out.write(kind, b) })
 		if err != nil {
 			return wire.Errorf(wire.CodeInternal, "start %s: %v", p.config.Cmd, err)
 		}
@@ -263,13 +266,16 @@ func (p *proc) openTTY(pl *plan) error {
 	if refusal := (*wire.Error)(nil); errors.As(err, &refusal) {
 		return refusal
 	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		return wire.Errorf(wire.CodeExhausted, "start %s: open a terminal: %v; end processes that have one", p.config.Cmd, err)
+	}
 	if err != nil {
 		return wire.Errorf(wire.CodeInternal, "start %s: open a terminal: %v", p.config.Cmd, err)
 	}
 	pl.command.Files = []int{slave, slave, slave}
 	pl.command.Sys.Setctty = true
 	pl.command.Sys.Ctty = 0
-	o, err := pipe.NewOutlet(master, "terminal", ptyChunk, func(b []byte) { p.deliver(wire.KindPTY, b) })
+	o, err := pipe.NewOutlet(master, "terminal", ptyChunk, func(b []byte) { p.out.write(wire.KindPTY, b) })
 	if err != nil {
 		return wire.Errorf(wire.CodeInternal, "start %s: %v", p.config.Cmd, err)
 	}
@@ -323,7 +329,7 @@ func (p *proc) write(ctx context.Context, data []byte) error {
 // closeInput closes stdin; a terminal has no such end.
 func (p *proc) closeInput(ctx context.Context) error {
 	if p.tty != nil {
-		return wire.Errorf(wire.CodeInvalid, "process %d has a terminal, whose input cannot be closed; send it byte 0x04 instead", p.child.PID())
+		return wire.Errorf(wire.CodePrecondition, "process %d has a terminal, whose input cannot be closed; send it byte 0x04 instead", p.child.PID())
 	}
 	select {
 	case p.inputs <- struct{}{}:

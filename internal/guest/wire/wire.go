@@ -38,6 +38,7 @@ const (
 	MethodContextStop  = "context.Interrupt"
 	MethodContextList  = "context.List"
 	MethodContextClose = "context.Remove"
+	MethodContextAgain = "context.Restart"
 
 	MethodProcessStart      = "process.Start"
 	MethodProcessConnect    = "process.Connect"
@@ -46,6 +47,7 @@ const (
 	MethodProcessSendInput  = "process.SendInput"
 	MethodProcessSendSignal = "process.SendSignal"
 	MethodProcessCloseStdin = "process.CloseStdin"
+	MethodProcessInput      = "process.StreamInput"
 
 	MethodFileStat    = "filesystem.Stat"
 	MethodFileMakeDir = "filesystem.MakeDir"
@@ -75,6 +77,7 @@ const (
 	CodeNotFound      = "not_found"
 	CodeExists        = "already_exists"
 	CodeDenied        = "permission_denied"
+	CodeUnknownUser   = "unauthenticated" // envd's code for a user that does not exist
 	CodeUnimplemented = "unimplemented"
 	CodeExhausted     = "resource_exhausted"
 	CodePrecondition  = "failed_precondition"
