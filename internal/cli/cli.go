@@ -4,6 +4,7 @@
 package cli
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,10 +13,13 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/layout"
 )
 
@@ -122,14 +126,7 @@ func (a *App) explain(cmd *cobra.Command, err error) {
 }
 
 // printable keeps a guest or a file name from steering the user's terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' || r >= 0x20 && r != 0x7f && (r < 0x80 || r > 0x9f) {
-			return r
-		}
-		return -1
-	}, s)
-}
+func printable(s string) string { return wire.Printable(s) }
 
 func lastLines(s string, n int) string {
 	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
@@ -206,10 +203,42 @@ func (a *App) show(v any, text func(w io.Writer) error) error {
 	if !a.json {
 		return text(a.Out)
 	}
-	e := json.NewEncoder(a.Out)
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
 	e.SetIndent("", "  ")
 	e.SetEscapeHTML(false)
-	return e.Encode(v)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := a.Out.Write(escapeJSON(b.Bytes()))
+	return err
+}
+
+// escapeJSON writes what could steer a terminal as \u escapes: the same JSON. Encoding/json does that for ASCII's control
+// characters only, and leaves those of Latin-1, which some terminals obey.
+func escapeJSON(b []byte) []byte {
+	clean := true
+	for _, c := range b {
+		clean = clean && c < 0x7f
+	}
+	if clean {
+		return b
+	}
+	out := make([]byte, 0, len(b)+64)
+	for len(b) > 0 {
+		r, n := utf8.DecodeRune(b)
+		switch {
+		case r == utf8.RuneError || !wire.Steers(r):
+			out = append(out, b[:n]...)
+		case r > 0xffff:
+			hi, lo := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, `\u%04x\u%04x`, hi, lo)
+		default:
+			out = fmt.Appendf(out, `\u%04x`, r)
+		}
+		b = b[n:]
+	}
+	return out
 }
 
 func (a *App) progress(format string, args ...any) {

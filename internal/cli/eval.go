@@ -107,7 +107,7 @@ func (a *App) evalIn(ctx context.Context, c *client.Client, id string, req wire.
 		if trace == "" {
 			trace = res.Error.Name + ": " + res.Error.Value
 		}
-		fmt.Fprintln(a.Err, strings.TrimRight(trace, "\n"))
+		fmt.Fprintln(a.Err, printable(strings.TrimRight(trace, "\n")))
 		if res.Error.Name == "ContextKilled" {
 			fmt.Fprintf(a.Err, "try: forkd eval --restart %s CODE\n", id)
 		}

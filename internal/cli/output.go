@@ -14,13 +14,19 @@ func table(w io.Writer, heading string, rows [][]string) error {
 	fmt.Fprintln(t, strings.ReplaceAll(heading, " | ", "\t"))
 	for _, row := range rows {
 		for i, cell := range row {
-			if cell == "" {
+			// A cell is one line, whatever a guest has put in it.
+			if row[i] = oneLine(cell); row[i] == "" {
 				row[i] = "-"
 			}
 		}
-		fmt.Fprintln(t, printable(strings.Join(row, "\t")))
+		fmt.Fprintln(t, strings.Join(row, "\t"))
 	}
 	return t.Flush()
+}
+
+// oneLine is printable text without line feeds and tabs, which would move what follows it.
+func oneLine(s string) string {
+	return strings.NewReplacer("\n", "⏎", "\t", " ").Replace(strings.TrimRight(printable(s), "\n"))
 }
 
 func size(n int64) string {

@@ -105,9 +105,9 @@ func drawNode(lines []treeLine, n api.TreeNode, b branchSet, first, rest string)
 		}
 		return size(v)
 	}
-	lines = append(lines, treeLine{first + printable(n.Kind+" "+n.Name), [6]string{
+	lines = append(lines, treeLine{first + oneLine(n.Kind+" "+n.Name), [6]string{
 		memory(n.MemoryOwnBytes), memory(n.MemorySharedBytes), size(n.DiskOwnBytes), size(n.DiskSharedBytes), stored,
-		printable(n.State),
+		oneLine(n.State),
 	}})
 	for i, child := range n.Children {
 		if i == len(n.Children)-1 {

@@ -560,8 +560,8 @@ func TestLiarMemory(t *testing.T) {
 	full := part('m', bytes.Repeat([]byte{'x'}, wire.MaxPayload))
 	entries := list(`{"entries":[`, `{"name":"`+strings.Repeat("n", 10)+`"}`, 100<<10, "]}")
 	for name, answer := range map[string]func(raw io.ReadWriter, s *wire.Stream){
-		"parts without end": func(raw io.ReadWriter, _ *wire.Stream) { endless(raw, nil, full) },
-		"large lists": func(_ io.ReadWriter, s *wire.Stream) { _ = s.Send(wire.KindMessage, entries) },
+		"parts without end":          func(raw io.ReadWriter, _ *wire.Stream) { endless(raw, nil, full) },
+		"large lists":                func(_ io.ReadWriter, s *wire.Stream) { _ = s.Send(wire.KindMessage, entries) },
 		"large messages, never read": func(raw io.ReadWriter, _ *wire.Stream) { endless(raw, nil, part('O', full[5:])) },
 	} {
 		t.Run(name, func(t *testing.T) {

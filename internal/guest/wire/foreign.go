@@ -147,7 +147,7 @@ func Printable(s string) string {
 			}
 		case r == utf8.RuneError && n == 1:
 			b.WriteRune(utf8.RuneError)
-		case !steers(r):
+		case !Steers(r):
 			b.WriteString(s[:n])
 		}
 		s = s[n:]
@@ -164,8 +164,8 @@ func printable(s string) bool {
 	return true
 }
 
-// steers reports whether a character does something instead of showing.
-func steers(r rune) bool {
+// Steers reports whether a character does something instead of showing.
+func Steers(r rune) bool {
 	switch {
 	case r == '\n' || r == '\t':
 		return false
