@@ -25,7 +25,7 @@ func allowed() map[string][]string {
 		"client": {"api", "internal/guest/call", "internal/guest/wire", "internal/layout"}, // layout: where the daemon listens
 		// A call's frames pass through the daemon as they are; recipes are read here to know which files to send.
 		"internal/cli": {
-			"api", "client", "internal/guest/call", "internal/guest/wire", "internal/image", "internal/layout", "internal/proc",
+			"api", "client", "internal/guest/call", "internal/guest/tree", "internal/guest/wire", "internal/image", "internal/layout", "internal/proc",
 			"recipes",
 		},
 		"recipes":      {},
@@ -61,14 +61,15 @@ func allowed() map[string][]string {
 		"internal/network":        {"internal/proc"},
 		"internal/network/egress": {},
 		"internal/guest":          {"internal/guest/mux", "internal/guest/wire"},
-		"internal/guest/call":     {"internal/guest/wire"},
+		"internal/guest/call":     {"internal/guest/wire", "internal/guest/transpile"},
 		"internal/guest/mux":      {},
+		"internal/guest/tree":     {},
 		"internal/guest/wire":     {},
 		"internal/proc":           {},
 		"internal/agentbin":       {},
 
 		// In the guest.
-		"internal/agent": {"internal/guest/mux", "internal/guest/wire"},
+		"internal/agent": {"internal/guest/mux", "internal/guest/tree", "internal/guest/wire"},
 
 		// Tiny tools, and tests' own.
 		"internal/undo":    {},

@@ -23,10 +23,10 @@ func (c *Context) deliver(kind wire.Kind, data []byte) {
 
 func discard(wire.Kind, []byte) error { return nil }
 
-func (c *Context) setSink(sink func(wire.Kind, []byte) error) {
+func (c *Context) setSink(sink func(wire.Kind, []byte) error, show func(*wire.EvalEvent) error) {
 	c.sinkMu.Lock()
 	defer c.sinkMu.Unlock()
-	c.sink = sink
+	c.sink, c.show = sink, show
 	if sink != nil && c.kept.Flush(sink) != nil {
 		c.sink = discard
 	}
@@ -40,10 +40,10 @@ var errGone = errors.New("the interpreter is gone")
 const maxKept = 64 << 10
 
 // request sends a message and returns its number. It needs the turn.
-func (c *Context) request(op string, args tuple) (int, error) {
+func (c *Context) request(appendTo func(b []byte, sequence int) []byte) (int, error) {
 	c.sequence++
-	b := appendMessage(c.out[:0], op, c.sequence, args)
-	_, err := c.ctl.Write(b)
+	b := appendTo(c.out[:0], c.sequence)
+	err := c.write(b)
 	clear(b) // there are seeds among it
 	if c.out = b[:0]; cap(b) > maxKept {
 		c.out = nil
@@ -54,24 +54,51 @@ func (c *Context) request(op string, args tuple) (int, error) {
 	return c.sequence, nil
 }
 
+func (c *Context) write(b []byte) error {
+	c.writeMu.Lock()
+	defer c.writeMu.Unlock()
+	_, err := c.ctl.Write(b)
+	return err
+}
+
 // maxReply is more than the driver ever sends.
 const maxReply = 32 << 20
 
-// receive waits for the reply of a number, passing over late ones. The error is errGone, errMarshal or that of a read
-// deadline. It needs the turn.
+// receive waits for the reply of a number, passing over late ones and handing over what the driver shows meanwhile. The
+// error is errGone, errMarshal or that of a read deadline. It needs the turn.
 func (c *Context) receive(sequence int) (any, error) {
 	for {
 		b, err := c.frame()
 		if err != nil {
 			return nil, err
 		}
-		n, reply, err := parseReply(b)
+		m, err := c.in.dialect.parse(b)
 		if err != nil {
 			return nil, err
 		}
-		if n == sequence {
-			return reply, nil
+		if m.sequence == sequence {
+			return m.reply, nil
 		}
+		if m.sequence < 0 {
+			c.shown(m)
+		}
+	}
+}
+
+// shown hands a result over, after what was printed before it, and tells the driver so.
+func (c *Context) shown(m message) {
+	for _, o := range c.outs {
+		o.Drain()
+	}
+	if m.result != nil {
+		c.sinkMu.Lock()
+		if c.show != nil && c.show(bounded(m.result)) != nil {
+			c.sink, c.show = discard, nil // the caller is gone
+		}
+		c.sinkMu.Unlock()
+	}
+	if m.wait {
+		_ = c.write(c.in.dialect.ack(nil))
 	}
 }
 

@@ -1,8 +1,9 @@
-// Package contexts serves stateful interpreters in the guest: code goes in, output streams out, the value of a trailing
-// expression or the exception comes back, and the next evaluation finds what the last one left. Each context is a
-// process of its own, made of the guest's python3 and a small driver (driver.py) that is handed to it through the
-// control channel; nothing is installed in the guest. Before a freeze the manager asks every context what a clone could
-// not renew; in a clone it renews the random state of each before any code runs in it.
+// Package contexts serves stateful interpreters in the guest: code goes in, output and results stream out, the value of
+// a trailing expression or the exception comes back, and the next evaluation finds what the last one left. Each context
+// is a process of its own, made of the guest's python3, node or shell and a small driver that is handed to it through the
+// control channel (nothing is installed in the guest), or a driver that the image brings: docs/contexts.md. Before a freeze
+// the manager asks every context what a clone could not renew; in a clone it renews the random state of each before any
+// code runs in it.
 //
 // An evaluation whose caller goes away runs on, as a process would; whoever wants it to end calls Interrupt. A time
 // limit interrupts it (KeyboardInterrupt in the code) and kills the context when that has not ended it two seconds
@@ -14,7 +15,6 @@ package contexts
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"os"
 	"slices"
@@ -31,17 +31,8 @@ import (
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
-//go:embed driver.py
-var driver string
-
-// boot takes the driver from the control channel: it needs no file that the user could read or change, and the command
-// line stays short. No -u: unbuffered, print writes every argument and the line end by itself; the driver makes the
-// streams line-buffered instead.
-const boot = `import os; exec(compile(os.read(3, 1 << 16), "<forkd>", "exec"), {"__name__": "forkd"})`
-
 const (
 	defaultID  = "default"
-	python     = "python"
 	chunk      = 32 << 10
 	keptBytes  = 64 << 10
 	startLimit = 60 * time.Second
@@ -62,6 +53,10 @@ type Config struct {
 	CgroupDir func(id string) (*os.File, error)
 	// Gone is told, if set, that the process of a context has ended; no other of that id starts before it has returned.
 	Gone func(id string)
+	// OutOfMemory, if set, tells whether the kernel has killed a process for want of memory.
+	OutOfMemory func(pid int) bool
+	// DriverDirs are where drivers of further languages are; nil: /etc/forkd/contexts.d and /usr/lib/forkd/contexts.d.
+	DriverDirs []string
 }
 
 // Manager holds the contexts. It is safe for concurrent use.
@@ -81,12 +76,16 @@ func New(cfg Config) *Manager {
 
 // Context is one interpreter. The zero value is of no use.
 type Context struct {
-	id    string
-	cwd   string
-	child *reap.Child
-	gone  chan struct{} // closed when the process has ended and what hung on it has been told
-	ctl   *quick.Conn
-	outs  []*pipe.Outlet
+	id     string
+	cfg    wire.ContextConfig // as it was asked for; Restart does it again
+	cwd    string
+	in     *interpreter
+	oracle func(pid int) bool // Config.OutOfMemory
+	ready  ready              // what the driver said of itself
+	child  *reap.Child
+	gone   chan struct{} // closed when the process has ended and what hung on it has been told
+	ctl    *quick.Conn
+	outs   []*pipe.Outlet
 
 	// turn is a token: who holds it talks to the interpreter. It is handed on in the order of asking.
 	turn      chan struct{}
@@ -97,15 +96,20 @@ type Context struct {
 	seed      [seedBytes]byte // room for that; guarded by turn
 	signalled bool            // an interrupt was sent during the last evaluation and may have come late; guarded by turn
 
+	// writeMu is held while something is written to the interpreter: an interrupt may have to.
+	writeMu sync.Mutex
+
 	// sinkMu is held while output is handed over, so that who changes the sink knows that the old one is out of use.
 	sinkMu sync.Mutex
 	sink   func(wire.Kind, []byte) error
+	show   func(*wire.EvalEvent) error
 	kept   pipe.Ring[wire.Kind]
 
 	mu      sync.Mutex
 	evals   int
 	running *evaluation // nil when idle
 	facts   *facts      // of the last Quiesce
+	memory  bool        // it was killed for want of it
 	late    *late       // a renewal that is due before the next evaluation
 }
 
@@ -113,6 +117,7 @@ type Context struct {
 type evaluation struct {
 	interrupted bool
 	timedOut    bool
+	sequence    int // of its request
 }
 
 const maxID = 64
@@ -130,19 +135,17 @@ func validID(s string) bool {
 
 // check fills in defaults and refuses what cannot be.
 func check(cfg *wire.ContextConfig) error {
+	cfg.Language = canonical(cfg.Language)
 	if cfg.ID == "" {
-		cfg.ID = defaultID
+		cfg.ID = defaultFor(cfg.Language)
 	}
 	if !validID(cfg.ID) {
 		return wire.Errorf(wire.CodeInvalid, "context id %q: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit", cfg.ID)
 	}
-	switch cfg.Language {
-	case "", python, "python3":
-		cfg.Language = python
-		return nil
-	default:
-		return wire.Errorf(wire.CodeUnimplemented, "context %s: no interpreter for language %q here; there is python", cfg.ID, cfg.Language)
+	if cfg.Language != python && !validID(cfg.Language) {
+		return wire.Errorf(wire.CodeInvalid, "language %q: a name has 1 to 64 of A-Z a-z 0-9 . _ - and begins with a letter or digit", cfg.Language)
 	}
+	return nil
 }
 
 // Create starts a context. One of that id that lives is already_exists; one that died is replaced.
@@ -214,7 +217,17 @@ func closed(ch <-chan struct{}) bool {
 func (c *Context) info() wire.ContextInfo {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return wire.ContextInfo{ID: c.id, Language: python, Cwd: c.cwd, PID: c.child.PID(), Alive: c.alive(), Evals: c.evals}
+	info := wire.ContextInfo{
+		ID: c.id, Language: c.cfg.Language, Version: c.ready.Version, Cwd: c.cwd, User: c.cfg.User, PID: c.child.PID(),
+		Alive: c.alive(), Busy: c.running != nil, Evals: c.evals,
+	}
+	if !info.Alive {
+		info.Ended = c.child.State().String()
+		if c.memory {
+			info.Ended += ": out of memory"
+		}
+	}
+	return info
 }
 
 // List describes the contexts, in the order of their ids.
@@ -267,10 +280,32 @@ func (c *Context) interrupt() error {
 		return nil
 	}
 	c.running.interrupted = true
-	if err := c.child.Signal(unix.SIGINT); err != nil && !errors.Is(err, os.ErrProcessDone) {
+	send := c.child.Signal
+	if c.in.group {
+		send = c.child.SignalGroup
+	}
+	if err := send(unix.SIGINT); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return wire.Errorf(wire.CodeInternal, "interrupt context %s: %v", c.id, err)
 	}
+	if s, ok := c.in.dialect.(shell); ok {
+		c.askAgain(s, c.running, 0)
+	}
 	return nil
+}
+
+// askAgain has an interrupted shell report again: the interrupt may have hit the report, and some shells drop what they
+// have read ahead. It needs mu.
+func (c *Context) askAgain(s shell, run *evaluation, round int) {
+	const rounds = 8
+	time.AfterFunc(50*time.Millisecond<<round, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.running != run || round >= rounds {
+			return
+		}
+		_ = c.write(s.report(nil, run.sequence))
+		c.askAgain(s, run, round+1)
+	})
 }
 
 // Remove kills a context and forgets it; it returns when the process is gone.
@@ -283,6 +318,19 @@ func (m *Manager) Remove(ctx context.Context, id string) error {
 		return notFound(id)
 	}
 	return c.kill(ctx)
+}
+
+// Restart kills a context and starts it again as it was asked for: with its language, directory, user and environment. It
+// returns when the new one is ready. What waits for the old one is told of its end.
+func (m *Manager) Restart(ctx context.Context, id string) (wire.ContextInfo, error) {
+	c := m.lookup(id)
+	if c == nil {
+		return wire.ContextInfo{}, notFound(id)
+	}
+	if err := c.kill(ctx); err != nil {
+		return wire.ContextInfo{}, err
+	}
+	return m.Create(ctx, c.cfg)
 }
 
 func (c *Context) kill(ctx context.Context) error {

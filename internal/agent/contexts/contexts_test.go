@@ -42,6 +42,16 @@ func accounts(t *testing.T) *account.Table {
 type output struct {
 	mu             sync.Mutex
 	stdout, stderr strings.Builder
+	results        []*wire.Result
+	order          []string // "out x", "err x", "result text", in the order of arrival
+}
+
+func (o *output) show(e *wire.EvalEvent) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.results = append(o.results, e.Result)
+	o.order = append(o.order, "result "+e.Result.Text)
+	return nil
 }
 
 func (o *output) sink(kind wire.Kind, b []byte) error {
@@ -49,8 +59,10 @@ func (o *output) sink(kind wire.Kind, b []byte) error {
 	defer o.mu.Unlock()
 	if kind == wire.KindStdout {
 		o.stdout.Write(b)
+		o.order = append(o.order, "out "+string(b))
 	} else {
 		o.stderr.Write(b)
+		o.order = append(o.order, "err "+string(b))
 	}
 	return nil
 }
@@ -66,7 +78,7 @@ func evalRequest(t *testing.T, m *Manager, req *wire.EvalRequest) (*wire.EvalRes
 	out := &output{}
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	result, err := m.Eval(ctx, req, out.sink)
+	result, err := m.Eval(ctx, req, out.sink, out.show)
 	if err != nil {
 		t.Fatalf("eval %q: %v", req.Code, err)
 	}

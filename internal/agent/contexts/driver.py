@@ -1,23 +1,28 @@
 # The Python side of a context. The agent starts it with one end of a socket as descriptor CONTROL and sends requests,
-# one at a time; each is answered with one message. A message is a marshalled (version 2) tuple: marshal is part of the
-# interpreter, runs no Python code and is short, which counts right after a fork, when every instruction is emulated for
-# the first time. A request has its own length as first element, a reply comes after its length, 4 bytes big-endian.
+# one at a time; each is answered with one message, and the results that code shows meanwhile go before it. It is the
+# protocol of docs/contexts.md but for the encoding: a message is a marshalled (version 2) tuple, because marshal is part
+# of the interpreter, runs no Python code and is short, which counts right after a fork, when every instruction is emulated
+# for the first time. A request has its own length as first element, a reply comes after its length, 4 bytes big-endian.
 # Works with Python 3.8 and newer.
 #
-# User code runs in a module of its own, registered as __main__. Nothing here is visible to it but in sys._getframe.
-# Beyond what the interpreter itself has loaded only traceback and linecache are imported.
+# User code runs in a module of its own, registered as __main__. What it finds of the driver is display() among the
+# builtins, a finder in sys.meta_path and sys._getframe. Beyond what the interpreter itself has loaded only traceback and
+# linecache are imported. RICH is the source of rich.py, which is compiled when a value is more than its repr.
 
 
-def driver():
+def driver(RICH):
     import builtins
     import linecache
     import marshal
     import sys
     import traceback
     from _ast import Expr, Expression
+    from _io import FileIO, TextIOWrapper
     from _signal import SIGINT, signal
+    from _thread import get_ident
     from os import _exit, environ, read, register_at_fork, set_inheritable, write
     from os import close as close_fd
+    from time import sleep
 
     CONTROL = 3
     MAX_SOURCES = 16 << 20
@@ -33,10 +38,8 @@ def driver():
     namespace["__builtins__"] = builtins
     modules["__main__"] = main
     sys.argv = [""]
-    # Line by line, as at a prompt; the encoding must not depend on the image's locale.
-    stdout, stderr = sys.stdout, sys.stderr
-    stdout.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-    stderr.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    # Matplotlib would look for a screen, and try one toolkit after the other.
+    environ.setdefault("MPLBACKEND", "agg")
 
     # user: user code runs, so SIGINT is its KeyboardInterrupt. pending: SIGINT came just outside of that. child: this
     # is a fork made by user code, in which nobody listens.
@@ -46,10 +49,65 @@ def driver():
     sources_size = 0
     loop = None
     held = b""
+    busy = False  # an evaluation runs, so the agent listens
+    waiting = []  # results of other threads
+    main_thread = get_ident()
+    rich = None  # see RICH
+    # The types whose values are nothing but their repr.
+    plain = {int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type, type(sys), type(main.__repr__)}
     # The heads of short replies.
     heads = [n.to_bytes(4, "big") for n in range(1024)]
     # The memory of numpy's global generator, between facts and whatever runs next.
     twister = None
+
+    def unread(fd):
+        import fcntl
+
+        FIONREAD = 0x541B
+        return fcntl.ioctl(fd, FIONREAD, b"0000") != b"\0\0\0\0"
+
+    def settle(fd):
+        # Waits until the agent has taken what is in a pipe, but not long: its reader may have other things to do.
+        try:
+            for pause in (0, 0.0001, 0.0002, 0.0004, 0.0008, 0.002, 0.005):
+                if pause:
+                    sleep(pause)
+                if not unread(fd):
+                    return
+        except Exception:  # not a pipe any more, or no fcntl in this Python
+            pass
+
+    class Errors(FileIO):
+        # Standard error, in order with standard output though they are two pipes: whoever writes here waits until the
+        # agent has taken what was printed before, and then until it has taken this. Only this stream pays for it.
+        def write(self, data):
+            if child:
+                return FileIO.write(self, data)
+            try:
+                stdout.flush()
+            except Exception:
+                pass
+            settle(1)
+            size = n = FileIO.write(self, data)
+            while n is not None and size < len(data):  # a signal came in between
+                n = FileIO.write(self, data[size:])
+                size += n or 0
+            settle(2)
+            return size
+
+    class ErrorText(TextIOWrapper):
+        def write(self, text):
+            nonlocal unwritten
+            unwritten = True
+            return TextIOWrapper.write(self, text)
+
+    # Line by line, as at a prompt; the encoding must not depend on the image's locale.
+    stdout = sys.stdout
+    stdout.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    stderr = ErrorText(Errors(2, "w", False), encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    stderr.mode = "w"
+    sys.stderr = sys.__stderr__ = stderr
+    unwritten = False  # stderr may have a line that is not complete
 
     def on_sigint(signum, frame):
         nonlocal pending
@@ -94,6 +152,67 @@ def driver():
         while n < len(data):
             data = data[n:]
             n = write(CONTROL, data)
+
+    def load():
+        nonlocal rich
+        if rich is None:
+            space = {"__name__": "forkd", "__builtins__": vars(builtins)}
+            exec(compile(RICH, HERE, "exec"), space)
+            rich = space["rich"](emit, report, plain)
+        return rich
+
+    def emit(data, extra, is_main, omitted):
+        # Sends a result, in order with what is printed: after what was printed before, and it returns when the agent has
+        # it. An interrupt meanwhile waits, so that no message is torn.
+        nonlocal user
+        if child:  # nobody listens
+            stdout.write(data.get("text", "") + "\n")
+            return
+        result = (-1, (data, extra, is_main, omitted))
+        if get_ident() != main_thread or not busy:
+            if len(waiting) < 64:
+                waiting.append(result)
+            return
+        flush()
+        before, user = user, False
+        try:
+            send(result)
+            while True:
+                if receive()[1] == "ack":
+                    break
+        finally:
+            user = before
+        if pending and user:
+            raise KeyboardInterrupt
+
+    def report(error):
+        # An exception of code that was to show a value: said, and no more.
+        try:
+            stderr.write("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+        except Exception:
+            pass
+
+    def display(*values, **options):
+        """Show values as a notebook does: in every representation that they have."""
+        return load().display(*values, **options)
+
+    display.__module__, display.__qualname__ = "builtins", "display"
+    builtins.display = display
+
+    class Finder:
+        # Looks out for modules whose programs expect a notebook.
+        def find_spec(self, name, path=None, target=None):
+            if name not in hooked or name in modules:
+                return None
+            return load().find(self, name, path, target)
+
+        def invalidate_caches(self):
+            pass
+
+    hooked = {
+        "matplotlib.pyplot", "matplotlib.axes._axes", "IPython", "IPython.display", "IPython.core.display", "IPython.core.display_functions",
+    }  # fmt: skip
+    sys.meta_path.insert(0, Finder())
 
     def clip(text, limit=1 << 20):
         if len(text) > limit:
@@ -142,9 +261,9 @@ def driver():
             return None
         # As sys.displayhook does: an old _ must not be shown by the repr of a value that refers to it.
         builtins._ = None
-        text = repr(value)
+        text = repr(value) if type(value) in plain else load().represent(value)
         builtins._ = value
-        return clip(text)
+        return None if text is None else clip(text)
 
     def run(code):
         if code.co_flags & COROUTINE:
@@ -200,9 +319,12 @@ def driver():
         return kind.__name__, clip(value, 1 << 16), clip(text)
 
     def flush():
+        nonlocal unwritten
         try:
             stdout.flush()
-            stderr.flush()
+            if unwritten:
+                unwritten = False
+                stderr.flush()
             if sys.stdout is not stdout:
                 sys.stdout.flush()
             if sys.stderr is not stderr:
@@ -211,8 +333,9 @@ def driver():
             pass
 
     def evaluate(name, code, simple, env):
-        nonlocal user, pending, twister
+        nonlocal user, busy, pending, twister
         twister = text = error = before = None
+        busy = True
         try:
             try:
                 if env:
@@ -226,6 +349,8 @@ def driver():
             finally:
                 try:
                     # Still interruptible: a reader that does not read holds it back.
+                    if rich is not None:
+                        rich.finish()
                     flush()
                 finally:
                     user = False
@@ -241,7 +366,11 @@ def driver():
                     environ.pop(k, None)
                 else:
                     environ[k] = v
-        pending = False
+        while waiting:
+            result = waiting.pop(0)
+            if not child:
+                send(result)
+        pending = busy = False
         return text, error
 
     def leave(error):
@@ -327,6 +456,8 @@ def driver():
         twister = None
         if mtrand is not None:
             twister = find_twister(mtrand)
+            plain.update(k for k in vars(modules["numpy"]).values() if isinstance(k, type) and issubclass(k, modules["numpy"].generic))
+            plain.add(modules["numpy"].ndarray)
             kinds.append(mtrand.RandomState)
             known.append(getattr(mtrand, "_rand", None))
         if generator is not None:
@@ -358,6 +489,8 @@ def driver():
     def serve():
         nonlocal pending
         _, op, sequence, args = receive()
+        if op == "ack":  # of a result whose sender was interrupted
+            return
         if op == "eval":
             name, code, simple, env, late = args
             if late:
@@ -377,6 +510,3 @@ def driver():
     send((0, "%d.%d.%d" % sys.version_info[:3]))
     while True:
         serve()
-
-
-driver()

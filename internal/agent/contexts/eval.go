@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,7 +17,9 @@ import (
 // waits for the caller any more: a sink that fails is not used again, and ctx ends only what comes before the code. What
 // ends the code (an exception, a time limit, the death of the interpreter) is in the result; an error means that it was
 // not run.
-func (m *Manager) Eval(ctx context.Context, req *wire.EvalRequest, sink func(wire.Kind, []byte) error) (*wire.EvalResult, error) {
+func (m *Manager) Eval(
+	ctx context.Context, req *wire.EvalRequest, sink func(wire.Kind, []byte) error, show func(*wire.EvalEvent) error,
+) (*wire.EvalResult, error) {
 	cfg := wire.ContextConfig{ID: req.Context, Language: req.Language}
 	if err := check(&cfg); err != nil {
 		return nil, err
@@ -35,6 +36,11 @@ func (m *Manager) Eval(ctx context.Context, req *wire.EvalRequest, sink func(wir
 	if err != nil {
 		return nil, err
 	}
+	if c.cfg.Language != python || req.Language != "" {
+		if req, err = c.accept(req, cfg.Language); err != nil {
+			return nil, err
+		}
+	}
 	select {
 	case c.turn <- struct{}{}:
 	default:
@@ -44,12 +50,40 @@ func (m *Manager) Eval(ctx context.Context, req *wire.EvalRequest, sink func(wir
 			return nil, context.Cause(ctx)
 		}
 	}
-	c.setSink(sink)
+	c.setSink(sink, show)
 	c.renewLate()
 	result := c.evaluate(req)
-	c.setSink(nil)
+	c.setSink(nil, nil)
 	<-c.turn
 	return result, nil
+}
+
+// accept looks whether a context can do what is asked of it, and makes the request what its driver expects.
+func (c *Context) accept(req *wire.EvalRequest, language string) (*wire.EvalRequest, error) {
+	own := c.cfg.Language
+	if req.Language == "" {
+		language = own
+	}
+	node := own == javascript || own == typescript
+	if language != own && !(node && (language == javascript || language == typescript)) {
+		return nil, wire.Errorf(wire.CodeInvalid, "context %s is one of %s, not of %s; name another context, or none", c.id, own, language)
+	}
+	if language == typescript && !req.Compiled && !c.can(typescript) {
+		return nil, wire.Errorf(wire.CodePrecondition, wire.NeedsJavaScript)
+	}
+	if own == shellName {
+		if strings.ContainsRune(req.Code, 0) {
+			return nil, wire.Errorf(wire.CodeInvalid, "evaluate in %s: a shell takes no NUL", c.id)
+		}
+		for k := range req.Env {
+			if !validName(k) {
+				return nil, wire.Errorf(wire.CodeInvalid, "environment variable %q: a shell's have letters, digits and _ only", k)
+			}
+		}
+	}
+	r := *req
+	r.Language = language
+	return &r, nil
 }
 
 // evaluate needs the turn.
@@ -59,6 +93,7 @@ func (c *Context) evaluate(req *wire.EvalRequest) *wire.EvalResult {
 	c.mu.Lock()
 	c.evals++
 	result := &wire.EvalResult{ExecutionCount: c.evals}
+	run.sequence = c.sequence + 1
 	c.running = run
 	c.mu.Unlock()
 
@@ -77,13 +112,16 @@ func (c *Context) evaluate(req *wire.EvalRequest) *wire.EvalResult {
 	c.mu.Unlock()
 
 	if err == nil {
-		err = fill(result, reply)
+		err = c.in.dialect.fill(result, reply)
 	}
 	switch {
 	case err != nil:
 		result.Error = c.obituary(err, alive, timedOut, limit)
-	case timedOut && result.Error != nil && result.Error.Name == "KeyboardInterrupt":
-		result.Error.Name = "Timeout"
+	case run.interrupted && result.Error != nil && result.Error.Name == wire.ErrorExitStatus && *result.ExitCode == 128+int(unix.SIGINT):
+		result.Error = &wire.EvalError{Name: wire.ErrorInterrupt}
+	}
+	if err == nil && timedOut && result.Error != nil && result.Error.Name == wire.ErrorInterrupt {
+		result.Error.Name = wire.ErrorTimeout
 		result.Error.Value = fmt.Sprintf("interrupted: it ran longer than its time limit of %v; the context lives", limit)
 	}
 	for _, o := range c.outs {
@@ -117,7 +155,7 @@ func (c *Context) exchange(req *wire.EvalRequest, count int) (any, error) {
 	if !c.alive() {
 		return nil, errGone
 	}
-	n, err := c.request("eval", tuple{"<eval " + strconv.Itoa(count) + ">", req.Code, expression(req.Code), req.Env, c.signalled})
+	n, err := c.request(func(b []byte, n int) []byte { return c.in.dialect.evaluate(b, n, count, req, c.signalled) })
 	if err != nil {
 		return nil, err
 	}
@@ -211,27 +249,42 @@ func (c *Context) obituary(err error, alive, timedOut bool, limit time.Duration)
 		_ = c.child.SignalGroup(unix.SIGKILL)
 		<-c.child.Done()
 	}
+	<-c.gone // then it is known whether the memory was out
 	state := c.child.State()
 	what := fmt.Sprintf("the interpreter of context %s ended (%v)", c.id, state)
 	if !alive {
 		what = fmt.Sprintf("the interpreter of context %s ended earlier (%v)", c.id, state)
 	}
-	again := "; its variables are gone: create the context again to go on"
+	again := "; its variables are gone: restart the context to go on"
 	if timedOut && alive {
 		return &wire.EvalError{
-			Name: "Timeout",
+			Name: wire.ErrorTimeout,
 			Value: fmt.Sprintf("killed: it ran longer than its time limit of %v and did not react to the interrupt for %v; %s%s",
 				limit, killGrace, what, again),
 		}
 	}
 	hint := ""
+	c.mu.Lock()
+	memory := c.memory
+	c.mu.Unlock()
 	switch {
+	case memory:
+		hint = "; the sandbox ran out of memory, and the kernel chose it"
 	case errors.Is(err, errMarshal):
 		hint = "; its code wrote into the control channel (descriptor 3)"
 	case state.Signal() == unix.SIGKILL:
-		hint = "; if nobody killed it, the sandbox ran out of memory"
+		hint = "; somebody killed it"
+		if c.unsure() {
+			hint = "; if nobody killed it, the sandbox ran out of memory"
+		}
+	case state.Exited() && c.cfg.Language == shellName:
+		hint = "; its code called exit, or failed after set -e"
+	case state.Exited() && (c.cfg.Language == javascript || c.cfg.Language == typescript):
+		hint = "; its code called process.exit or closed descriptor 3"
+	case state.Exited() && c.cfg.Language != python:
+		hint = "; its code or its driver ended it"
 	case state.Exited():
 		hint = "; its code ended the process (os._exit) or closed descriptor 3"
 	}
-	return &wire.EvalError{Name: "ContextKilled", Value: what + hint + again}
+	return &wire.EvalError{Name: wire.ErrorKilled, Value: what + hint + again}
 }

@@ -14,6 +14,7 @@ func (m *Manager) Handlers() map[string]wire.Handler {
 		wire.MethodContextStop:  wire.Handle(m.handleInterrupt),
 		wire.MethodContextList:  wire.Handle(m.handleList),
 		wire.MethodContextClose: wire.Handle(m.handleRemove),
+		wire.MethodContextAgain: wire.Handle(m.handleRestart),
 	}
 }
 
@@ -26,7 +27,7 @@ func (m *Manager) handleCreate(ctx context.Context, s *wire.Stream, cfg *wire.Co
 }
 
 func (m *Manager) handleEval(ctx context.Context, s *wire.Stream, req *wire.EvalRequest) error {
-	result, err := m.Eval(ctx, req, s.Send)
+	result, err := m.Eval(ctx, req, s.Send, func(e *wire.EvalEvent) error { return s.SendMessage(e) })
 	if err != nil {
 		return err
 	}
@@ -49,6 +50,14 @@ func (m *Manager) handleRemove(ctx context.Context, s *wire.Stream, req *wire.Co
 		return err
 	}
 	return s.SendMessage(struct{}{})
+}
+
+func (m *Manager) handleRestart(ctx context.Context, s *wire.Stream, req *wire.ContextRequest) error {
+	info, err := m.Restart(ctx, id(req))
+	if err != nil {
+		return err
+	}
+	return s.SendMessage(info)
 }
 
 // id is the context a request means.

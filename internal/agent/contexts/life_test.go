@@ -56,7 +56,7 @@ func startEval(ctx context.Context, m *Manager, req *wire.EvalRequest) *backgrou
 			}
 			b.out <- string(p)
 			return nil
-		})
+		}, nil)
 		b.err <- err
 		b.result <- r
 	}()
@@ -174,7 +174,7 @@ func TestTimeout(t *testing.T) {
 func TestKilled(t *testing.T) {
 	m := newManager(t)
 	for code, want := range map[string][]string{
-		"import os, signal; os.kill(os.getpid(), signal.SIGKILL)": {"signal: killed", "out of memory", "create the context again"},
+		"import os, signal; os.kill(os.getpid(), signal.SIGKILL)": {"signal: killed", "out of memory", "restart the context"},
 		"import os; os._exit(3)":                                  {"exit status 3", "os._exit"},
 		"import os; os.close(3)":                                  {"exit status 1", "descriptor 3"},
 		"import os; os.write(3, b'garbage!'*1000)":                {"signal: killed", "descriptor 3"},
@@ -231,7 +231,7 @@ func TestBurst(t *testing.T) {
 		got += len(b)
 		largest = max(largest, len(b))
 		return nil
-	})
+	}, nil)
 	runtime.ReadMemStats(&after)
 	if err != nil || value(r) != "'done'" {
 		t.Fatalf("%v %v", r, err)
@@ -273,7 +273,7 @@ func TestQueue(t *testing.T) {
 	cancel()
 	hold := startEval(t.Context(), m, &wire.EvalRequest{Code: "print('hold')\nimport time\ntime.sleep(0.3)"})
 	hold.printed(t, "hold\n")
-	if _, err := m.Eval(ctx, &wire.EvalRequest{Code: "l.append('left')"}, nil); !errors.Is(err, context.Canceled) {
+	if _, err := m.Eval(ctx, &wire.EvalRequest{Code: "l.append('left')"}, nil, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("a caller who left: %v", err)
 	}
 	b.wait(t)
@@ -457,7 +457,7 @@ func TestConcurrentCreation(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range 8 {
 		wg.Go(func() {
-			r, err := m.Eval(t.Context(), &wire.EvalRequest{Code: strconv.Itoa(i)}, discard)
+			r, err := m.Eval(t.Context(), &wire.EvalRequest{Code: strconv.Itoa(i)}, discard, nil)
 			if err != nil || value(r) != strconv.Itoa(i) {
 				t.Errorf("%d: %v %v", i, r, err)
 			}
@@ -613,7 +613,7 @@ func TestEvaluationInACopy(t *testing.T) {
 	out := &output{}
 	next := make(chan *wire.EvalResult, 1)
 	go func() {
-		r, err := m.Eval(t.Context(), &wire.EvalRequest{Code: "x, os.environ['WHO'], random.random() == 0.13436424411240122"}, out.sink)
+		r, err := m.Eval(t.Context(), &wire.EvalRequest{Code: "x, os.environ['WHO'], random.random() == 0.13436424411240122"}, out.sink, nil)
 		if err != nil {
 			t.Error(err)
 		}

@@ -167,7 +167,7 @@ func appendMessage(b []byte, op string, sequence int, args tuple) []byte {
 	return b
 }
 
-// parseReply takes a reply apart.
+// parseReply takes a reply apart. Its number is -1 if it is a result that comes before the reply.
 func parseReply(b []byte) (sequence int, reply any, err error) {
 	v, rest, err := parseValue(b, 0)
 	if err != nil {
@@ -178,7 +178,7 @@ func parseReply(b []byte) (sequence int, reply any, err error) {
 		return 0, nil, errMarshal
 	}
 	sequence, ok = list[0].(int)
-	if !ok || sequence < 0 || sequence > math.MaxInt32 {
+	if !ok || sequence < -1 || sequence > math.MaxInt32 {
 		return 0, nil, errMarshal
 	}
 	return sequence, list[1], nil

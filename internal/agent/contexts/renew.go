@@ -19,6 +19,7 @@ type facts struct {
 	generators string // "2 × random.Random, 1 × …", empty for none
 	hashSeed   bool   // str hashes are random
 	searched   bool   // for generators just now; else generators are those of the last search
+	others     []fact // what a driver says by itself
 }
 
 // Quiesce asks every idle context what a clone could not renew, and remembers it for Renew; one that is busy or slow
@@ -50,7 +51,10 @@ func (c *Context) askFacts(deadline time.Time, search bool) *facts {
 		return nil
 	}
 	defer func() { <-c.turn }()
-	n, err := c.request("facts", tuple{search})
+	if !c.can("facts") {
+		return &facts{searched: true}
+	}
+	n, err := c.request(func(b []byte, n int) []byte { return c.in.dialect.facts(b, n, search) })
 	if err != nil {
 		return nil
 	}
@@ -60,8 +64,8 @@ func (c *Context) askFacts(deadline time.Time, search bool) *facts {
 	if err != nil {
 		return nil
 	}
-	f := parseFacts(reply)
-	if f != nil {
+	f := c.in.dialect.factsOf(reply)
+	if f != nil && c.cfg.Language == python {
 		f.searched = search
 	}
 	return f
@@ -183,9 +187,10 @@ func (c *Context) askRenewal(env map[string]string) error {
 	c.kept.Clear()
 	c.sinkMu.Unlock()
 	binary.NativeEndian.PutUint32(seed[seedBytes-4:], words)
-	_, err := c.request("renew", tuple{
-		number(seed[:forRandom]), seed[forRandom+forOpenSSL:], seed[forRandom : forRandom+forOpenSSL], env,
-	})
+	if !c.can("renew") {
+		return nil
+	}
+	_, err := c.request(func(b []byte, n int) []byte { return c.in.dialect.renew(b, n, seed, env) })
 	return err
 }
 
@@ -195,32 +200,23 @@ func (c *Context) confirm(deadline time.Time) (renewed []string, not []wire.NotR
 		_ = c.ctl.SetReadDeadline(deadline)
 		defer func() { _ = c.ctl.SetReadDeadline(time.Time{}) }()
 	}
+	if !c.can("renew") {
+		return nil, []wire.NotRenewed{c.not("context", "its driver cannot renew random state, and has not got the sandbox's environment")}, nil
+	}
 	reply, err := c.receive(c.sequence)
 	if err != nil {
 		return nil, nil, err
 	}
-	fields, ok := reply.(tuple)
-	if !ok || len(fields) < 2 {
-		return nil, nil, errMarshal
+	done, failed, err := c.in.dialect.renewed(reply)
+	if err != nil {
+		return nil, nil, err
 	}
-	done, ok1 := fields[0].(tuple)
-	failed, ok2 := fields[1].(tuple)
-	if !ok1 || !ok2 {
-		return nil, nil, errMarshal
-	}
-	for _, v := range done {
-		name, _ := v.(string)
+	for _, name := range done {
 		renewed = append(renewed, "context:"+c.id+":"+name)
 	}
-	for _, v := range failed {
-		f, ok := v.(tuple)
-		if !ok || len(f) != 2 {
-			return nil, nil, errMarshal
-		}
-		name, _ := f[0].(string)
-		why, _ := f[1].(string)
-		n := c.not("generator", "reseeding it failed: "+why)
-		n.Name += ": " + name
+	for _, f := range failed {
+		n := c.not("generator", "reseeding it failed: "+f.why)
+		n.Name += ": " + f.name
 		not = append(not, n)
 	}
 	return renewed, not, nil
@@ -243,6 +239,9 @@ func (c *Context) unreachable() []wire.NotRenewed {
 		n := c.not(what, why)
 		n.Name += ": " + name
 		list = append(list, n)
+	}
+	for _, o := range f.others {
+		add(o.What, o.Name, o.Why)
 	}
 	if f.hashSeed {
 		add("hash_seed", "hash()", "an interpreter keeps its hash seed for life; the order of sets is that of the siblings")

@@ -33,22 +33,25 @@ func (m *Manager) start(ctx context.Context, cfg wire.ContextConfig) (*Context, 
 	if err != nil {
 		return nil, err
 	}
-	path, err := process.LookPath("python3", dir, account.Getenv(env, "PATH"))
+	in, err := m.interpreter(cfg, dir, env)
 	if err != nil {
-		return nil, wire.Errorf(wire.CodePrecondition, "context %s: no python3 in this image: add it to the recipe's packages (looked in PATH=%s)",
-			cfg.ID, account.Getenv(env, "PATH"))
+		return nil, err
 	}
 	sys, err := process.Credential(user)
 	if err != nil {
 		return nil, err
 	}
-	command := &reap.Command{Path: path, Args: []string{"python3", "-c", boot}, Env: env, Dir: dir, Sys: sys}
+	command := in.command(env, dir)
+	command.Sys = sys
 	c := &Context{
-		id:   cfg.ID,
-		cwd:  dir,
-		gone: make(chan struct{}),
-		turn: make(chan struct{}, 1),
-		kept: pipe.Ring[wire.Kind]{Max: keptBytes},
+		id:     cfg.ID,
+		cfg:    cfg,
+		in:     in,
+		oracle: m.cfg.OutOfMemory,
+		cwd:    dir,
+		gone:   make(chan struct{}),
+		turn:   make(chan struct{}, 1),
+		kept:   pipe.Ring[wire.Kind]{Max: keptBytes},
 	}
 	err = c.open(command, user)
 	if err == nil {
@@ -77,11 +80,26 @@ func (m *Manager) start(ctx context.Context, cfg wire.ContextConfig) (*Context, 
 
 // open makes the channels of a context and the child's ends of them, which are the caller's to close.
 func (c *Context) open(command *reap.Command, user *account.User) error {
-	null, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return wire.Errorf(wire.CodeInternal, "context %s: open /dev/null: %v", c.id, err)
+		return wire.Errorf(wire.CodeExhausted, "context %s: make a control channel: %v", c.id, err)
 	}
-	command.Files = append(command.Files, null)
+	stdin := pair[1]
+	if !c.in.stdin {
+		stdin, err = unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	} else {
+		stdin, err = unix.FcntlInt(uintptr(pair[1]), unix.F_DUPFD_CLOEXEC, 3)
+	}
+	if err != nil {
+		_ = errors.Join(unix.Close(pair[0]), unix.Close(pair[1]))
+		return wire.Errorf(wire.CodeInternal, "context %s: open its input: %v", c.id, err)
+	}
+	command.Files = append(command.Files, stdin)
+	defer func() { command.Files = append(command.Files, pair[1]) }()
+	// Only our end is not blocking: the driver's reads wait.
+	if c.ctl, err = quick.NewConn(pair[0], "control", false); err != nil {
+		return wire.Errorf(wire.CodeInternal, "context %s: %v", c.id, err)
+	}
 	for _, kind := range []wire.Kind{wire.KindStdout, wire.KindStderr} {
 		r, w, err := pipe.New()
 		if err != nil {
@@ -97,16 +115,8 @@ func (c *Context) open(command *reap.Command, user *account.User) error {
 		}
 		c.outs = append(c.outs, o)
 	}
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return wire.Errorf(wire.CodeExhausted, "context %s: make a control channel: %v", c.id, err)
-	}
-	command.Files = append(command.Files, pair[1])
-	// Only our end: the driver's reads wait.
-	if c.ctl, err = quick.NewConn(pair[0], "control", false); err != nil {
-		return wire.Errorf(wire.CodeInternal, "context %s: %v", c.id, err)
-	}
-	if _, err := c.ctl.Write([]byte(driver)); err != nil {
+	pipe.Share(c.outs...)
+	if _, err := c.ctl.Write(c.in.driver); err != nil {
 		return wire.Errorf(wire.CodeInternal, "context %s: send the driver: %v", c.id, err)
 	}
 	return nil
@@ -129,7 +139,7 @@ func (m *Manager) launch(ctx context.Context, c *Context, command *reap.Command)
 		return context.Cause(ctx) // while the machine was frozen
 	}
 	if err != nil {
-		return wire.Errorf(wire.CodePrecondition, "context %s: %v; is the image's python3 complete?", c.id, err)
+		return wire.Errorf(wire.CodePrecondition, "context %s: %v; is the image's %s complete?", c.id, err, c.in.name)
 	}
 	c.child = child
 	return nil
@@ -144,6 +154,11 @@ func (m *Manager) watch(c *Context) {
 	<-c.child.Done()
 	// Who waits for an answer stops waiting; a child of user code may still hold the other end.
 	_ = c.ctl.SetDeadline(time.Unix(1, 0))
+	if m.cfg.OutOfMemory != nil && c.child.State().Signal() == unix.SIGKILL && m.cfg.OutOfMemory(c.child.PID()) {
+		c.mu.Lock()
+		c.memory = true
+		c.mu.Unlock()
+	}
 	if m.cfg.Gone != nil {
 		m.cfg.Gone(c.id)
 	}
@@ -171,15 +186,47 @@ func (c *Context) greet(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	version, ok := reply.(string)
-	if err != nil || !ok {
+	if err != nil {
 		return c.stillborn(err)
+	}
+	if a, ok := reply.(*answer); ok && a.Ready != nil {
+		c.ready = *a.Ready
+		c.ready.Version = strings.TrimSpace(c.ready.Version)
+		if c.in.quiet {
+			c.hush()
+		}
+		return nil
+	}
+	version, ok := reply.(string)
+	if !ok {
+		return c.stillborn(errMarshal)
 	}
 	var major, minor int
 	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n < 2 || major < 3 || major == 3 && minor < 8 {
 		return wire.Errorf(wire.CodePrecondition, "context %s: the image's python3 is version %s; 3.8 or newer is needed", c.id, version)
 	}
+	c.ready = ready{Version: version, Ops: []string{"facts", "renew"}}
 	return nil
+}
+
+// hush drops what the interpreter has printed so far.
+func (c *Context) hush() {
+	for _, o := range c.outs {
+		o.Drain()
+	}
+	c.sinkMu.Lock()
+	c.kept.Clear()
+	c.sinkMu.Unlock()
+}
+
+// can says whether the driver knows an operation.
+func (c *Context) can(op string) bool {
+	for _, o := range c.ready.Ops {
+		if o == op {
+			return true
+		}
+	}
+	return false
 }
 
 // stillborn says why an interpreter did not come up, with what it printed.
@@ -207,5 +254,5 @@ func (c *Context) stillborn(err error) error {
 	if text != "" {
 		why += "; it said: " + text
 	}
-	return wire.Errorf(wire.CodePrecondition, "context %s: python3 did not start: %s", c.id, why)
+	return wire.Errorf(wire.CodePrecondition, "context %s: %s did not start: %s", c.id, c.in.name, why)
 }

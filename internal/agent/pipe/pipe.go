@@ -22,7 +22,7 @@ type Outlet struct {
 
 	// turn is held from before a read until its data has been delivered: who holds it knows that all that was ever
 	// read has arrived, in order.
-	turn sync.Mutex
+	turn *sync.Mutex
 	buf  []byte
 	eof  bool
 }
@@ -39,7 +39,16 @@ func NewOutlet(fd int, name string, size int, deliver func([]byte)) (*Outlet, er
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("prepare %s: %w", name, err), file.Close())
 	}
-	return &Outlet{file: file, conn: conn, deliver: deliver, buf: make([]byte, size)}, nil
+	return &Outlet{file: file, conn: conn, deliver: deliver, turn: &sync.Mutex{}, buf: make([]byte, size)}, nil
+}
+
+// Share makes outlets take turns: what is read from one has been delivered before anything is read from another. So a
+// writer that waits until one pipe is empty before it writes to the next finds both in the order of writing. Call it
+// before Run.
+func Share(outlets ...*Outlet) {
+	for _, o := range outlets[1:] {
+		o.turn = outlets[0].turn
+	}
 }
 
 // File is the descriptor, for writing to a pty or resizing it.

@@ -66,85 +66,6 @@ func (o Output) write(kind wire.Kind, p []byte) error {
 	return nil
 }
 
-// Started is told the pid of a process that runs now.
-type Started func(pid uint32)
-
-// Run starts a process, feeds it stdin (nil: none), and returns how it ended. Standard input is read in the background,
-// and a Read that does not return outlives the call. When ctx ends the process goes on in the guest, unless the request
-// has a time limit.
-func Run(ctx context.Context, o Opener, req wire.StartRequest, stdin io.Reader, out Output, started Started) (*wire.ProcessEnd, error) {
-	if stdin == nil && req.PTY == nil {
-		none := false
-		req.Stdin = &none
-	}
-	kind := wire.KindStdin
-	if req.PTY != nil {
-		kind = wire.KindPTY
-	}
-	var end *wire.ProcessEnd
-	err := with(ctx, o, wire.MethodProcessStart, req, func(s *wire.Stream) error {
-		var err error
-		end, err = follow(s, kind, stdin, out, started)
-		return err
-	})
-	return end, err
-}
-
-// Connect attaches to a process that somebody else started, or that was running when the sandbox's snapshot was taken,
-// and returns how it ended. First comes what it printed while nobody was attached, as far as that was kept. Stdin is fed
-// to it if given, and its end then closes the process's; a terminal has no such end. When ctx ends the process goes on.
-func Connect(ctx context.Context, o Opener, which wire.ProcessSelector, stdin io.Reader, out Output, started Started) (*wire.ProcessEnd, error) {
-	var end *wire.ProcessEnd
-	err := with(ctx, o, wire.MethodProcessConnect, wire.ConnectRequest{Process: which}, func(s *wire.Stream) error {
-		var err error
-		end, err = follow(s, wire.KindStdin, stdin, out, started)
-		return err
-	})
-	return end, err
-}
-
-// Processes lists those that were started through the agent and run.
-func Processes(ctx context.Context, o Opener) ([]wire.ProcessInfo, error) {
-	var list wire.ProcessList
-	if err := Unary(ctx, o, wire.MethodProcessList, struct{}{}, &list); err != nil {
-		return nil, err
-	}
-	return list.Processes, nil
-}
-
-func follow(s *wire.Stream, input wire.Kind, stdin io.Reader, out Output, started Started) (*wire.ProcessEnd, error) {
-	begun := false
-	for {
-		kind, payload, err := s.Recv()
-		if err != nil {
-			return nil, unexpected(err)
-		}
-		if kind != wire.KindMessage {
-			if err := out.write(kind, payload); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		var e wire.ProcessEvent
-		if err := wire.Decode(payload, &e); err != nil {
-			return nil, fmt.Errorf("decode process event: %w", err)
-		}
-		if e.End != nil {
-			return e.End, nil
-		}
-		if e.Start != nil {
-			if begun {
-				return nil, wire.Errorf(wire.CodeInternal, "the guest says that one process started twice")
-			}
-			begun = true
-			if started != nil {
-				started(e.Start.PID)
-			}
-			feed(s, input, stdin)
-		}
-	}
-}
-
 // feed copies standard input in the background. Nobody waits for it: its reader may be a terminal, whose read cannot
 // be broken off; when the call ends its next write fails and it ends.
 func feed(s *wire.Stream, kind wire.Kind, stdin io.Reader) {
@@ -181,27 +102,6 @@ func unexpected(err error) error {
 		return io.ErrUnexpectedEOF
 	}
 	return err
-}
-
-// Eval evaluates code and returns what it gave.
-func Eval(ctx context.Context, o Opener, req wire.EvalRequest, out Output) (*wire.EvalResult, error) {
-	var res *wire.EvalResult
-	err := with(ctx, o, wire.MethodContextEval, req, func(s *wire.Stream) error {
-		for {
-			kind, payload, err := s.Recv()
-			if err != nil {
-				return unexpected(err)
-			}
-			if kind == wire.KindMessage {
-				res = &wire.EvalResult{}
-				return wire.Decode(payload, res)
-			}
-			if err := out.write(kind, payload); err != nil {
-				return err
-			}
-		}
-	})
-	return res, err
 }
 
 // Upload makes a call whose request is followed by data, and decodes the last message of its reply into out, which may
