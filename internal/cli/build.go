@@ -63,9 +63,9 @@ func openRecipe(arg string) (dir fs.FS, file string, err error) {
 	info, err := os.Stat(arg)
 	switch {
 	case err == nil && info.IsDir():
-		return os.DirFS(arg), "recipe.yaml", nil
+		return recipeDir{os.DirFS(arg), arg}, "recipe.yaml", nil
 	case err == nil:
-		return os.DirFS(filepath.Dir(arg)), filepath.Base(arg), nil
+		return recipeDir{os.DirFS(filepath.Dir(arg)), filepath.Dir(arg)}, filepath.Base(arg), nil
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, "", err
 	}
@@ -114,6 +114,9 @@ func packRecipe(w io.Writer, dir fs.FS, text []byte, recipe *image.Recipe) error
 		return err
 	}
 	if _, err := t.Write(text); err != nil {
+		return err
+	}
+	if err := packBase(t, dir, recipe.From); err != nil {
 		return err
 	}
 	var sources []string

@@ -52,10 +52,13 @@ func (b *build) image(ctx context.Context) (store.Image, error) {
 	img, ok := b.h.images[id]
 	b.h.mu.Unlock()
 	if ok {
-		b.cached("image", "image %s is in the cache (%d packages)", short(id), len(img.Packages))
+		b.cached("image", "image %s is in the cache%s", short(id), packages(len(img.Packages)))
 		return img, nil
 	}
-	b.say("image", "building image %s: %d packages", short(id), len(b.plan.Packages))
+	b.say("image", "building image %s%s", short(id), packages(len(b.plan.Packages)))
+	if err := b.plan.Prepare(ctx); err != nil {
+		return store.Image{}, resolveError(err)
+	}
 	var u undo.Stack
 	defer u.Run()
 	dir, err := b.h.machineDir()
@@ -64,7 +67,7 @@ func (b *build) image(ctx context.Context) (store.Image, error) {
 	}
 	u.Add(func() { _ = os.RemoveAll(dir) })
 	raw := filepath.Join(dir, "disk.raw")
-	if err := disk.Format(ctx, raw, b.recipe.Machine.DiskBytes); err != nil {
+	if err := disk.Format(ctx, raw, b.plan.DiskBytes()); err != nil {
 		return store.Image{}, fmt.Errorf("make a file system: %w", err)
 	}
 	if err := b.install(ctx, dir, raw); err != nil {
@@ -76,6 +79,14 @@ func (b *build) image(ctx context.Context) (store.Image, error) {
 	}
 	u.Keep()
 	return img, os.RemoveAll(dir)
+}
+
+// packages says how many packages an image has; one whose base is not Debian is not made of any.
+func packages(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%d packages)", n)
 }
 
 // keepImage stores the disk and makes the image known.
@@ -90,9 +101,11 @@ func (b *build) keepImage(ctx context.Context, raw string) (store.Image, error) 
 	if err != nil {
 		return store.Image{}, fmt.Errorf("store disk: %w", err)
 	}
+	config := store.Config(b.plan.Config)
 	img := store.Image{
 		FormatVersion: store.FormatVersion, ID: b.plan.Digest, Name: b.recipe.Name, Base: b.recipe.Base, CreatedAt: time.Now().UTC(),
 		Disk: layer.Digest, DiskBytes: layer.Size, OwnBytes: layer.OwnBytes, StoredBytes: layer.StoredBytes,
+		Config: &config,
 	}
 	for _, p := range b.plan.Packages {
 		img.Packages = append(img.Packages, p.Name+"="+p.Version)
@@ -178,7 +191,7 @@ func (b *build) unpack(ctx context.Context, conn *guest.Conn) error {
 	go func() { _ = w.CloseWithError(b.plan.WriteRootfs(ctx, w)) }()
 	defer r.Close()
 	if err := call.Upload(ctx, conn, wire.MethodExtract, wire.ExtractRequest{Path: "/newroot"}, r, nil); err != nil {
-		return fmt.Errorf("unpack packages: %w", err)
+		return fmt.Errorf("unpack: %w", err)
 	}
 	if err := conn.Pivot(ctx); err != nil {
 		return fmt.Errorf("enter the new root: %w", err)

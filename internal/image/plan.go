@@ -44,6 +44,10 @@ type Plan struct {
 	// WarmupCode is the code to evaluate, read from the recipe's code_file if it has one.
 	WarmupCode string
 
+	// Config is how the image's programs are started.
+	Config Config
+
+	foreign  *foreign // nil: Debian, which is what the following is about
 	base     debian.Base
 	arch     string
 	archive  *debian.Archive
@@ -72,14 +76,11 @@ type Step struct {
 // Resolve finds out what the recipe's image consists of. files is the recipe's directory. It needs the network for the
 // archive's signed index, but downloads packages only when the plan is executed.
 func Resolve(ctx context.Context, r *Recipe, files fs.FS, cfg Host) (*Plan, error) {
-	base, err := debian.BaseByName(r.Base)
-	if err != nil {
-		return nil, err
-	}
 	if err := checkArch(cfg.Arch); err != nil {
 		return nil, err
 	}
-	p := &Plan{Recipe: r, base: base, arch: cfg.Arch, source: files}
+	p := &Plan{Recipe: r, arch: cfg.Arch, source: files}
+	var err error
 	// What is local is checked before anything is downloaded.
 	if p.files, err = stage(files, r.Files); err != nil {
 		return nil, err
@@ -87,20 +88,45 @@ func Resolve(ctx context.Context, r *Recipe, files fs.FS, cfg Host) (*Plan, erro
 	if p.WarmupCode, err = warmupCode(files, r.Warmup); err != nil {
 		return nil, err
 	}
-	p.archive, err = debian.Open(ctx, cfg.debian(), base)
+	switch {
+	case r.From.Foreign():
+		err = resolveForeign(ctx, p, cfg)
+	case r.From.Kind == KindDebian:
+		err = resolveDebian(ctx, p, cfg)
+	default:
+		err = fmt.Errorf("a base of the kind %s is nothing to resolve", r.From.Kind)
+	}
+	if err == nil {
+		p.Digest, err = p.digest()
+	}
 	if err != nil {
-		return nil, fmt.Errorf("find %s: %w", r.Base, err)
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// resolveDebian finds the packages.
+func resolveDebian(ctx context.Context, p *Plan, cfg Host) error {
+	r := p.Recipe
+	p.Config = Config{Env: p.environment(), WorkDir: r.WorkDir, User: r.User}
+	var err error
+	if p.base, err = debian.BaseByName(r.Base); err != nil {
+		return err
+	}
+	if p.archive, err = debian.Open(ctx, cfg.debian(), p.base); err != nil {
+		return fmt.Errorf("find %s: %w", r.Base, err)
 	}
 	p.Notes = p.archive.Skipped
 	system, err := p.archive.Resolve(ctx, baseExtra, nil)
 	if err != nil {
-		return nil, fmt.Errorf("resolve %s: %w", r.Base, err)
+		return fmt.Errorf("resolve %s: %w", r.Base, err)
 	}
 	p.packages = system
 	if len(r.Packages) > 0 {
 		all, err := p.archive.Resolve(ctx, baseExtra, r.Packages)
 		if err != nil {
-			return nil, fmt.Errorf("resolve packages of the recipe: %w", err)
+			return fmt.Errorf("resolve packages of the recipe: %w", err)
 		}
 		p.packages = partition(system, all)
 	}
@@ -108,8 +134,7 @@ func Resolve(ctx context.Context, r *Recipe, files fs.FS, cfg Host) (*Plan, erro
 	for _, pkg := range p.packages {
 		p.Packages = append(p.Packages, PackageRef{pkg.Name, pkg.Version, pkg.SHA256})
 	}
-	p.Digest, err = p.digest()
-	return p, err
+	return nil
 }
 
 // baseExtra is what a base has besides essential and required packages: the same as Debian's container image.
@@ -136,7 +161,14 @@ func partition(system, all []*debian.Package) []*debian.Package {
 }
 
 // Close frees what the plan holds on to.
-func (p *Plan) Close() { p.archive.Close() }
+func (p *Plan) Close() {
+	if p.archive != nil {
+		p.archive.Close()
+	}
+	if p.foreign != nil {
+		p.foreign.image.Close()
+	}
+}
 
 func (p *Plan) digest() (string, error) {
 	type file struct {
@@ -156,9 +188,14 @@ func (p *Plan) digest() (string, error) {
 		WorkDir, User       string
 		Run                 []string
 		DiskBytes           int64
+		Foreign             string  `json:",omitempty"`
+		Config              *Config `json:",omitempty"`
 	}{
 		builderVersion, p.Recipe.Base, p.arch, p.Packages, files, p.Recipe.Env, p.Recipe.WorkDir, p.Recipe.User,
-		p.Recipe.Run, p.Recipe.Machine.DiskBytes,
+		p.Recipe.Run, p.Recipe.Machine.DiskBytes, "", nil,
+	}
+	if p.foreign != nil { // whatever it was found as: the same layers and configuration are the same image
+		record.Base, record.Foreign, record.Config = "", p.foreign.image.Digest, &p.Config
 	}
 	data, err := json.Marshal(record)
 	if err != nil {

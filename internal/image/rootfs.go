@@ -7,7 +7,6 @@ import (
 	"context"
 	"crypto/md5" //nolint:gosec // dpkg's database records MD5 digests; nothing is trusted because of them.
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -32,8 +31,15 @@ const (
 // as dpkg would have it, dpkg's database with the packages in the state "unpacked", the .debs of the packages that
 // dpkg must unpack itself, the recipe's files staged for a later step, and the system's configuration files. Owners
 // are numeric. Parents come before their children, and no name leads through a symbolic link of the stream. Packages
-// that are not in the cache are downloaded first. Afterwards Steps turns it into the image.
+// that are not in the cache are downloaded first. Afterwards Steps turns it into the image. Of a base that is not Debian
+// it writes the layers, flattened, with the recipe's files at their places; Prepare must have been called.
 func (p *Plan) WriteRootfs(ctx context.Context, w io.Writer) error {
+	if p.foreign != nil {
+		if err := p.foreign.tree.Write(ctx, w); err != nil {
+			return fmt.Errorf("write root file system: %w", err)
+		}
+		return nil
+	}
 	if err := p.archive.Download(ctx, p.packages); err != nil {
 		return err
 	}
@@ -475,7 +481,7 @@ type imageConfig struct {
 
 // configuration writes the files that no package has.
 func (t *tree) configuration(p *Plan) error {
-	config, err := json.MarshalIndent(imageConfig{p.environment(), p.Recipe.WorkDir, p.Recipe.User}, "", "\t")
+	config, err := p.Config.file()
 	if err != nil {
 		return err
 	}
@@ -494,7 +500,7 @@ func (t *tree) configuration(p *Plan) error {
 		{"etc/resolv.conf", 0o644, "# Written when the machine has a network.\n"},
 		{"etc/machine-id", 0o444, ""},
 		{"etc/apt/sources.list", 0o644, sources},
-		{"etc/forkd/image.json", 0o644, string(config) + "\n"},
+		{configFile, 0o644, string(config)},
 		// Maintainer scripts ask before they start a service; 101: not now. Removed at the end of the build.
 		{"usr/sbin/policy-rc.d", 0o755, "#!/bin/sh\nexit 101\n"},
 		{toolsDir + "/dpkg-maintscript-helper", 0o755, maintscriptHelper},

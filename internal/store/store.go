@@ -60,6 +60,18 @@ type Snapshot struct {
 	BootMS        float64       `json:"boot_ms"`
 	WarmMS        float64       `json:"warm_ms"`
 	Branch        *Branch       `json:"branch,omitempty"` // nil: built from a recipe
+	Config        *Config       `json:"config,omitempty"` // nil: stored before there was one
+}
+
+// Config is how an image's programs are started.
+type Config struct {
+	Env        map[string]string `json:"env,omitempty"`
+	WorkDir    string            `json:"workdir,omitempty"` // "": the user's home
+	User       string            `json:"user,omitempty"`    // "": root
+	Entrypoint []string          `json:"entrypoint,omitempty"`
+	Cmd        []string          `json:"cmd,omitempty"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Ports      []string          `json:"ports,omitempty"` // "8080/tcp"
 }
 
 // Branch says how a running sandbox became a snapshot. Times are in milliseconds.
@@ -86,6 +98,7 @@ type Image struct {
 	DiskBytes     int64        `json:"disk_bytes"`
 	OwnBytes      int64        `json:"own_bytes"`
 	StoredBytes   int64        `json:"stored_bytes"`
+	Config        *Config      `json:"config,omitempty"` // nil: stored before there was one
 }
 
 // Store reads and writes them. Its methods may be called concurrently; two writers of one name are the caller's to
