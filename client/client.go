@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"forkd.dev/forkd/api"
@@ -243,13 +244,7 @@ func (c *Client) Tree(ctx context.Context) ([]api.TreeNode, error) {
 // Build sends a recipe (a tar stream whose first entry is recipe.yaml, then the files it names) and calls event for
 // every line of progress. It returns the snapshot.
 func (c *Client) Build(ctx context.Context, opts BuildOptions, recipe io.Reader, event func(api.BuildEvent)) (*api.Snapshot, error) {
-	q := url.Values{"tag": {opts.Tag}}
-	if opts.Kernel != "" {
-		q.Set("kernel", opts.Kernel)
-	}
-	if opts.Replace {
-		q.Set("replace", "true")
-	}
+	q := opts.query()
 	resp, err := c.send(ctx, http.MethodPost, "/v1/builds?"+q.Encode(), "application/x-tar", recipe)
 	if err != nil {
 		return nil, err
@@ -271,9 +266,42 @@ func (c *Client) Build(ctx context.Context, opts BuildOptions, recipe io.Reader,
 	}
 }
 
-// BuildOptions say what to make of a recipe.
+// BuildOptions say what to make of a recipe, or of a Dockerfile.
 type BuildOptions struct {
 	Tag     string
 	Kernel  string // path on the daemon's host; empty: Debian's
 	Replace bool   // an existing snapshot of this tag, once the new one is ready
+	NoCache bool   // do all steps again
+
+	// Of a Dockerfile, sent as a tar stream with the file itself as Dockerfile and its context below context/.
+	Dockerfile  string // its name, for messages; empty: a recipe is sent
+	Target      string
+	BuildArgs   []string // NAME=VALUE
+	Base        string   // the base, as FROM says it, whose files are sent along
+	CPUs        int      // of the machine; 0: the default, or the base's
+	MemoryBytes int64
+	DiskBytes   int64
+}
+
+func (o *BuildOptions) query() url.Values {
+	q := url.Values{"tag": {o.Tag}}
+	set := func(name, value string, given bool) {
+		if given {
+			q.Set(name, value)
+		}
+	}
+	set("kernel", o.Kernel, o.Kernel != "")
+	set("replace", "true", o.Replace)
+	set("no_cache", "true", o.NoCache)
+	if o.Dockerfile == "" {
+		return q
+	}
+	set("dockerfile", o.Dockerfile, true)
+	set("target", o.Target, o.Target != "")
+	set("base", o.Base, o.Base != "")
+	set("cpus", strconv.Itoa(o.CPUs), o.CPUs != 0)
+	set("memory_bytes", strconv.FormatInt(o.MemoryBytes, 10), o.MemoryBytes != 0)
+	set("disk_bytes", strconv.FormatInt(o.DiskBytes, 10), o.DiskBytes != 0)
+	q["build_arg"] = o.BuildArgs
+	return q
 }

@@ -21,17 +21,19 @@ import (
 
 func (a *App) build() *cobra.Command {
 	var opts client.BuildOptions
+	var file string
+	var machine machineFlags
 	cmd := &cobra.Command{
-		Use: "build RECIPE -t TAG", Short: "Make a snapshot from a recipe: build the image, boot, warm up, freeze",
+		Use: "build RECIPE|BASE|-f DOCKERFILE [DIRECTORY] -t TAG", Short: "Make a snapshot: build the image, boot, warm up, freeze",
 		Long: "Make a snapshot from a recipe: a directory with a recipe.yaml, such a file itself, or the name of one that\n" +
-			"comes with forkd (" + strings.Join(recipes.Names(), ", ") + "). Needs no root. What is already built is used.",
-		Example: "  forkd build recipes/python-numpy -t python-numpy\n  forkd build ./my-recipe -t mine --replace",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			dir, name, err := openRecipe(args[0])
-			if err != nil {
-				return err
-			}
+			"comes with forkd (" + strings.Join(recipes.Names(), ", ") + "). Or straight from a base, as a recipe would\n" +
+			"name it, such as oci:alpine or snapshot:TAG. Or, with -f, from a Dockerfile and the directory of its context, by\n" +
+			"default the present one. Needs no root. What is already built is used: each finished step is kept as a snapshot,\n" +
+			"and the next build goes on from the last that has not changed.",
+		Example: "  forkd build recipes/python-numpy -t python-numpy\n  forkd build ./my-recipe -t mine --replace\n" +
+			"  forkd build oci:alpine -t alpine\n  forkd build -f Dockerfile --build-arg VERSION=3 -t app .",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			if opts.Tag == "" {
 				return usage("name the snapshot with -t TAG")
 			}
@@ -40,8 +42,12 @@ func (a *App) build() *cobra.Command {
 					return err
 				}
 			}
+			build, err := a.buildOf(args, file, &machine, &opts)
+			if err != nil {
+				return err
+			}
 			return a.withDaemon(cmd.Context(), func(c *client.Client) error {
-				snap, err := a.doBuild(cmd.Context(), c, dir, name, opts)
+				snap, err := build(cmd.Context(), c)
 				if err != nil {
 					return err
 				}
@@ -52,6 +58,13 @@ func (a *App) build() *cobra.Command {
 			})
 		},
 	}
+	cmd.Flags().StringVarP(&file, "file", "f", "", "build this Dockerfile; - reads it from standard input")
+	cmd.Flags().StringArrayVar(&opts.BuildArgs, "build-arg", nil, "NAME=VALUE for an ARG of the Dockerfile")
+	cmd.Flags().StringVar(&opts.Target, "target", "", "stop at this stage of the Dockerfile")
+	cmd.Flags().BoolVar(&opts.NoCache, "no-cache", false, "do all steps again")
+	cmd.Flags().IntVar(&machine.cpus, "cpus", 0, "CPUs of the machine, for a Dockerfile or a base")
+	cmd.Flags().StringVar(&machine.memory, "memory", "", "memory of the machine, such as 1GiB, for a Dockerfile or a base")
+	cmd.Flags().StringVar(&machine.disk, "disk", "", "what its disk can grow to, such as 16GiB, for a Dockerfile or a base")
 	cmd.Flags().StringVarP(&opts.Tag, "tag", "t", "", "name of the snapshot")
 	cmd.Flags().StringVar(&opts.Kernel, "kernel", "", "boot this kernel instead of Debian's")
 	cmd.Flags().BoolVar(&opts.Replace, "replace", false, "build anew, and replace a snapshot of that tag")
@@ -103,6 +116,10 @@ func (a *App) printEvent(e api.BuildEvent) {
 	mark := ""
 	if e.Cached {
 		mark = " (cached)"
+	}
+	if e.Step == "output" { // of a command: the lines are its own
+		a.progress("          | %s", printable(e.Message))
+		return
 	}
 	a.progress("%s  %-9s %s%s", e.Time.Local().Format("15:04:05"), e.Step, printable(e.Message), mark)
 }

@@ -62,8 +62,10 @@ type branch struct {
 	capture *engine.Capture
 	frozen  time.Duration // the source's processes stood still
 	disks   []string      // those, the lowest first
-	copied  func()        // gives back the promise of memory for the copy
-	undo    undo.Stack    // what holds as long as the branch is in progress
+
+	describe func(*store.Snapshot) // of a step of a build, whose record is not a branch's; else nil
+	copied   func()                // gives back the promise of memory for the copy
+	undo     undo.Stack            // what holds as long as the branch is in progress
 }
 
 // Branch captures a sandbox, which runs on. It returns when the snapshot is ready, or with NoWait when the source runs

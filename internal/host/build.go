@@ -32,6 +32,8 @@ type BuildSpec struct {
 	Replace bool   // a snapshot of that tag made from something else
 
 	NoCache bool // does all steps again
+
+	Dockerfile *DockerfileSpec // instead of a recipe; nil: a recipe
 }
 
 // Event is one line of a build's progress.
@@ -51,6 +53,10 @@ type build struct {
 	kernel   *image.Kernel
 	features *engine.Features
 	progress func(Event)
+
+	source  string                                       // what determines the result, when it is not the recipe
+	prefix  string                                       // of the names of steps
+	prepare func(ctx context.Context, bl *builder) error // of a machine in which steps are done; may be nil
 }
 
 // Build makes a snapshot: image (or a cached one), boot, warm-up, freeze. All or nothing. Building the same recipe
@@ -59,20 +65,18 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 	if err := lineage.CheckTag(spec.Tag); err != nil {
 		return SnapshotView{}, err
 	}
-	recipe, err := image.ParseRecipe("recipe.yaml", spec.Recipe)
-	if err != nil {
-		return SnapshotView{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+	recipe := &image.Recipe{}
+	if spec.Dockerfile == nil {
+		var err error
+		if recipe, err = image.ParseRecipe("recipe.yaml", spec.Recipe); err != nil {
+			return SnapshotView{}, fmt.Errorf("%w: %w", ErrInvalid, err)
+		}
 	}
 	if recipe.Name == "" {
 		recipe.Name = spec.Tag
 	}
-	if total := totalMemory(); recipe.Machine.MemoryBytes > total {
-		return SnapshotView{}, hint(invalid("the recipe's machine has %s of memory, this host has %s", mib(recipe.Machine.MemoryBytes),
-			mib(total)), "set machine.memory in the recipe")
-	}
-	if n := runtime.NumCPU(); recipe.Machine.CPUs > n {
-		return SnapshotView{}, hint(invalid("the recipe's machine has %d cpus, this host has %d", recipe.Machine.CPUs, n),
-			"set machine.cpus in the recipe")
+	if err := checkMachine(recipe); err != nil {
+		return SnapshotView{}, err
 	}
 	if len(h.cfg.Agent) == 0 {
 		return SnapshotView{}, hint(fmt.Errorf("%w: this forkd has no guest agent", ErrUnsupported), "build forkd with: make build")
@@ -87,11 +91,28 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 		return SnapshotView{}, err
 	}
 	b := &build{h: h, spec: spec, recipe: recipe, features: features, progress: progress}
-	m, err := b.run(ctx)
+	make := b.run
+	if spec.Dockerfile != nil {
+		make = func(ctx context.Context) (store.Snapshot, error) { return b.dockerfile(ctx, spec.Dockerfile) }
+	}
+	m, err := make(ctx)
 	if err != nil {
 		return SnapshotView{}, fmt.Errorf("build %s: %w", spec.Tag, err)
 	}
 	return h.viewSnapshot(m), nil
+}
+
+// checkMachine says whether this host can have a recipe's machine.
+func checkMachine(recipe *image.Recipe) error {
+	if total := totalMemory(); recipe.Machine.MemoryBytes > total {
+		return hint(invalid("the recipe's machine has %s of memory, this host has %s", mib(recipe.Machine.MemoryBytes),
+			mib(total)), "set machine.memory in the recipe")
+	}
+	if n := runtime.NumCPU(); recipe.Machine.CPUs > n {
+		return hint(invalid("the recipe's machine has %d cpus, this host has %d", recipe.Machine.CPUs, n),
+			"set machine.cpus in the recipe")
+	}
+	return nil
 }
 
 // fullBelow is less free space than any build leaves over.
@@ -117,6 +138,10 @@ func (b *build) cached(step, format string, args ...any) {
 }
 
 func (b *build) run(ctx context.Context) (store.Snapshot, error) {
+	switch b.recipe.From.Kind {
+	case image.KindImage, image.KindSnapshot:
+		return b.onTop(ctx)
+	}
 	if err := b.resolve(ctx); err != nil {
 		return store.Snapshot{}, err
 	}
@@ -128,17 +153,20 @@ func (b *build) run(ctx context.Context) (store.Snapshot, error) {
 	if err != nil {
 		return store.Snapshot{}, err
 	}
+	if len(b.recipe.Run) > 0 {
+		return b.stepped(ctx, img)
+	}
 	return b.snapshot(ctx, img)
 }
 
 // resolve finds packages and kernel.
 func (b *build) resolve(ctx context.Context) error {
-	cfg := image.Host{
-		Root: os.DirFS("/"), CacheDir: b.h.cfg.Home.Cache(), Arch: runtime.GOARCH, Now: time.Now,
-		Progress: b.downloads(),
-	}
+	cfg := b.imageHost()
 	b.say("packages", "resolving %s", b.recipe.Base)
-	plan, err := image.Resolve(ctx, b.recipe, b.spec.Files, cfg)
+	// The recipe's commands are steps on top of the image, so that a changed one does not make another image.
+	base := *b.recipe
+	base.Run = nil
+	plan, err := image.Resolve(ctx, &base, b.spec.Files, cfg)
 	if err != nil {
 		return resolveError(err)
 	}
@@ -146,16 +174,32 @@ func (b *build) resolve(ctx context.Context) error {
 	for _, note := range plan.Notes {
 		b.say("packages", "%s", note)
 	}
+	if err := b.findKernel(ctx); err != nil {
+		plan.Close()
+		return err
+	}
+	return nil
+}
+
+// findKernel finds what the machine boots.
+func (b *build) findKernel(ctx context.Context) (err error) {
 	if b.spec.Kernel != "" {
 		b.kernel, err = image.KernelAt(b.spec.Kernel, "")
 	} else {
-		b.kernel, err = image.FetchKernel(ctx, cfg)
+		b.kernel, err = image.FetchKernel(ctx, b.imageHost())
 	}
 	if err != nil {
-		plan.Close()
 		return resolveError(fmt.Errorf("find a kernel: %w", err))
 	}
 	return nil
+}
+
+// imageHost is what package image needs of this host.
+func (b *build) imageHost() image.Host {
+	return image.Host{
+		Root: os.DirFS("/"), CacheDir: b.h.cfg.Home.Cache(), Arch: runtime.GOARCH, Now: time.Now,
+		Progress: b.downloads(),
+	}
 }
 
 // downloads reports now and then: a slow archive should not look like a hang, a fast one needs no words.
@@ -176,6 +220,9 @@ func (b *build) downloads() func(what string, done, total int64) {
 
 // digest is everything that determines the snapshot.
 func (b *build) digest() string {
+	if b.source != "" {
+		return b.source
+	}
 	text, err := json.Marshal([]any{
 		string(b.spec.Recipe), b.plan.Digest, b.plan.WarmupCode, b.kernel.Digest, b.agent(), b.features.Format,
 	})

@@ -113,6 +113,9 @@ func (b *branch) write(ctx context.Context, c *engine.Captured, copied time.Time
 		From: b.s.id, Mode: string(b.mode), ModeReason: b.reason, PauseMS: millis(b.capture.Pause), FrozenMS: millis(b.frozen),
 		SetupMS: millis(b.capture.Setup), CopyMS: millis(c.Copied), WriteMS: millis(time.Since(copied)),
 	}
+	if b.describe != nil {
+		b.describe(&m)
+	}
 	if err := b.h.store.AddSnapshot(ctx, m, c.State); err != nil {
 		return store.Snapshot{}, err
 	}

@@ -28,6 +28,7 @@ type Config struct {
 
 	MaxSandboxes int   // running at once; 0: 1000
 	HotMaxBytes  int64 // memory images kept ready; 0: half of the host's memory
+	StepMaxBytes int64 // steps of builds kept that no snapshot stands on; 0: 16 GiB
 	Parallel     int   // children restored at once; 0: two a CPU
 
 	// Changed is told the tags whenever they change. May be nil.
@@ -71,6 +72,7 @@ type Host struct {
 	busy      map[string]string         // tags a build or removal holds, and what for
 	forks     map[string]int            // by tag: forks in progress, whose children are not in sandboxes yet
 	parents   map[*branch]string        // tags that branches and suspends in progress will stand on
+	stepUse   map[string]time.Time      // when a step of a build was last used, by tag
 	closed    bool
 }
 
@@ -88,7 +90,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 	h := &Host{
 		cfg: cfg, log: cfg.Log, layers: layers, store: store.New(cfg.Home),
 		snapshots: map[string]store.Snapshot{}, images: map[string]store.Image{}, sandboxes: map[string]*sandbox{},
-		busy: map[string]string{}, writing: map[string]*writing{}, parents: map[*branch]string{}, forks: map[string]int{},
+		busy: map[string]string{}, writing: map[string]*writing{}, parents: map[*branch]string{}, forks: map[string]int{}, stepUse: map[string]time.Time{},
 	}
 	h.life, h.die = context.WithCancel(context.WithoutCancel(ctx))
 	h.hot = newHotCache(h)
@@ -143,7 +145,11 @@ func (h *Host) load() error {
 	if err := h.loadSuspended(); err != nil {
 		return err
 	}
-	return h.loadUnfinished()
+	if err := h.loadUnfinished(); err != nil {
+		return err
+	}
+	h.loadSteps()
+	return nil
 }
 
 // Features probes the engine, once: the result of a conclusive probe does not change while the daemon lives.

@@ -104,6 +104,9 @@ func (h *Host) record(s *sandbox) {
 
 // remember writes the record of a sandbox, unless it has no machine.
 func (h *Host) remember(s *sandbox) error {
+	if s.builder { // a later daemon buries it: who asked for the build is gone
+		return nil
+	}
 	s.recording.Lock() // so that the newest is written last
 	defer s.recording.Unlock()
 	boot, err := bootID()

@@ -32,6 +32,11 @@ func (h *Host) RemoveSnapshot(ctx context.Context, tag string, opts RemoveOption
 	if err != nil {
 		return nil, err
 	}
+	if !opts.Cascade && !opts.Force {
+		if err := h.removeStepsOn(tag); err != nil {
+			return nil, err
+		}
+	}
 	h.mu.Lock()
 	down := descendants(tag, h.family())
 	h.mu.Unlock()
@@ -162,6 +167,7 @@ func (h *Host) removeLeaf(tag string) error {
 	}
 	h.mu.Lock()
 	delete(h.snapshots, tag)
+	delete(h.stepUse, tag)
 	h.mu.Unlock()
 	return nil
 }

@@ -39,7 +39,7 @@ func (h *Host) snapshot(tag string) (store.Snapshot, error) {
 
 // forkable resolves the tag of a snapshot that is ready, or will be: then writing is not nil.
 func (h *Host) forkable(tag string) (m store.Snapshot, w *writing, err error) {
-	if err := lineage.CheckTag(tag); err != nil {
+	if err := lineage.CheckKnownTag(tag); err != nil {
 		return m, nil, err
 	}
 	h.mu.Lock()
@@ -66,7 +66,7 @@ func (h *Host) forkableLocked(tag string) (m store.Snapshot, w *writing, err err
 // claim resolves a tag for a fork and keeps the snapshot until forget is called: a removal that has begun refuses the fork, one that
 // has not is refused itself.
 func (h *Host) claim(tag string) (m store.Snapshot, w *writing, forget func(), err error) {
-	if err := lineage.CheckTag(tag); err != nil {
+	if err := lineage.CheckKnownTag(tag); err != nil {
 		return m, nil, nil, err
 	}
 	h.mu.Lock()
@@ -149,11 +149,11 @@ func (h *Host) loadUnfinished() error {
 	return nil
 }
 
-// Tags lists all tags, sorted.
+// Tags lists the tags that users have given, sorted.
 func (h *Host) Tags() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return slices.Sorted(maps.Keys(h.snapshots))
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(h.snapshots)), lineage.IsStep)
 }
 
 // Snapshots lists all, newest first.
@@ -181,7 +181,7 @@ func (h *Host) Snapshots() []SnapshotView {
 
 // Snapshot describes one, also one that is being written or failed.
 func (h *Host) Snapshot(tag string) (SnapshotView, error) {
-	if err := lineage.CheckTag(tag); err != nil {
+	if err := lineage.CheckKnownTag(tag); err != nil {
 		return SnapshotView{}, err
 	}
 	h.mu.Lock()
@@ -317,7 +317,7 @@ func (h *Host) Images() []ImageView {
 	defer h.mu.Unlock()
 	views := []ImageView{}
 	for _, m := range h.images {
-		views = append(views, ImageView{Image: m, Snapshots: h.snapshotsOf(m.ID)})
+		views = append(views, ImageView{Image: m, Snapshots: slices.DeleteFunc(h.snapshotsOf(m.ID), lineage.IsStep)})
 	}
 	slices.SortFunc(views, func(a, b ImageView) int {
 		if c := b.CreatedAt.Compare(a.CreatedAt); c != 0 {
@@ -357,9 +357,10 @@ func (h *Host) RemoveImage(ctx context.Context, id string) error {
 		return err
 	}
 	defer release()
-	h.mu.Lock()
-	tags := h.snapshotsOf(m.ID)
-	h.mu.Unlock()
+	tags, err := h.removeStepsOf(m.ID)
+	if err != nil {
+		return err
+	}
 	if len(tags) > 0 {
 		return hint(fmt.Errorf("remove image %s: %w: snapshots %s need it", short(m.ID), ErrBusy, strings.Join(tags, ", ")),
 			"remove those first with: forkd rmi %s", strings.Join(tags, " "))

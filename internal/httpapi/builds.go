@@ -23,10 +23,12 @@ const (
 	recipeFile     = "recipe.yaml"
 )
 
-// build receives a recipe as a tar stream, runs the build and streams its progress. The connection's end cancels it.
+// build receives a recipe or a Dockerfile as a tar stream, runs the build and streams its progress. The connection's end cancels it.
 func (s *Server) build(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
-	spec := host.BuildSpec{Tag: q.Get("tag"), Kernel: q.Get("kernel"), Replace: q.Get("replace") == "true"}
+	spec := host.BuildSpec{
+		Tag: q.Get("tag"), Kernel: q.Get("kernel"), Replace: q.Get("replace") == "true", NoCache: q.Get("no_cache") == "true",
+	}
 	dir, err := s.Host.TempDir("recipe-")
 	if err != nil {
 		return err
@@ -37,10 +39,18 @@ func (s *Server) build(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("receive recipe: %w", err)
 	}
 	defer root.Close()
-	if spec.Recipe, err = receive(root, tar.NewReader(r.Body)); err != nil {
+	if q.Has("dockerfile") {
+		spec.Dockerfile, err = receiveDockerfile(q, dir, root, r.Body)
+	} else {
+		spec.Recipe, err = receive(root, tar.NewReader(r.Body))
+		spec.Files = root.FS()
+	}
+	if err != nil {
 		return err
 	}
-	spec.Files = root.FS()
+	if spec.Dockerfile != nil {
+		defer spec.Dockerfile.Context.Close()
+	}
 
 	events := &eventWriter{w: w, rc: http.NewResponseController(w)}
 	view, err := s.Host.Build(r.Context(), spec, func(e host.Event) {

@@ -43,6 +43,8 @@ type Machine struct {
 	MemoryBytes int64
 	DiskBytes   int64 // the disk is sparse: this is what it can grow to
 	DiskGiven   bool  // by the recipe: otherwise it is made larger when the base needs it
+	CPUsGiven   bool  // by the recipe, as the memory: on a base that is a snapshot they must be the snapshot's
+	MemoryGiven bool
 }
 
 // Defaults of a recipe.
@@ -290,8 +292,10 @@ func (d *decoder) env(n *node) map[string]string {
 
 func (d *decoder) machine(n *node, m *Machine) {
 	d.mapping(n, map[string]func(*node){
-		"cpus":   func(n *node) { m.CPUs = int(d.integer(n, "cpus", 1, maxCPUs)) },
-		"memory": func(n *node) { m.MemoryBytes = d.size(n, "memory", minMemory, maxMemory) },
+		"cpus": func(n *node) { m.CPUs, m.CPUsGiven = int(d.integer(n, "cpus", 1, maxCPUs)), true },
+		"memory": func(n *node) {
+			m.MemoryBytes, m.MemoryGiven = d.size(n, "memory", minMemory, maxMemory), true
+		},
 		"disk": func(n *node) {
 			m.DiskBytes, m.DiskGiven = d.size(n, "disk", minDisk, maxDisk), true
 		},

@@ -49,7 +49,7 @@ warmup:
 		},
 		Env: map[string]string{"A": "1", "B": "two", "C": "yes"}, WorkDir: "/srv/app", User: "agent",
 		Run:     []string{"apt-get --version", "cd /srv\nls\n"},
-		Machine: Machine{CPUs: 2, MemoryBytes: 1 << 30, DiskBytes: 16 << 30, DiskGiven: true},
+		Machine: Machine{CPUs: 2, MemoryBytes: 1 << 30, DiskBytes: 16 << 30, DiskGiven: true, CPUsGiven: true, MemoryGiven: true},
 		Warmup: &Warmup{
 			Services: []Service{{
 				Name: "service", Command: []string{"python3", "-m", "http.server"},

@@ -47,6 +47,7 @@ type Context struct {
 type Spool interface {
 	io.ReaderAt
 	io.WriterAt
+	io.Closer
 }
 
 // NewContext makes an empty one; the content of what is added goes to spool.
@@ -96,6 +97,9 @@ func (c *Context) Add(name string, h *tar.Header, content io.Reader) error {
 	c.names = nil
 	return nil
 }
+
+// Close closes the spool.
+func (c *Context) Close() error { return c.spool.Close() }
 
 // open is the content of a file.
 func (c *Context) open(e *Entry) io.Reader { return io.NewSectionReader(c.spool, e.offset, e.Size) }
@@ -474,4 +478,58 @@ func compression(head []byte) string {
 		return "zstd"
 	}
 	return ""
+}
+
+// AddArchive adds all of an archive, whose names are below a directory of the context. Hard links become copies; what is
+// neither file, directory nor link is left out.
+func (c *Context) AddArchive(dir string, r io.Reader) error {
+	in := tar.NewReader(r)
+	for {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			_, err = io.Copy(io.Discard, r)
+			return err
+		}
+		if err != nil {
+			return err
+		}
+		name := strings.TrimPrefix(path.Join("/", dir, path.Clean("/"+h.Name)), "/")
+		if name == "" {
+			name = "."
+		}
+		switch h.Typeflag {
+		case tar.TypeLink:
+			target := c.entries[strings.TrimPrefix(path.Join("/", dir, path.Clean("/"+h.Linkname)), "/")]
+			if target == nil || target.Type != tar.TypeReg {
+				return fmt.Errorf("%s is a hard link to %s, which is not before it", name, h.Linkname)
+			}
+			if c.entries[name] == nil {
+				linked := *target
+				linked.Name = name
+				c.entries[name], c.names = &linked, nil
+			}
+			continue
+		case tar.TypeGNUSparse:
+			h.Typeflag = tar.TypeReg
+		case tar.TypeReg, tar.TypeDir, tar.TypeSymlink:
+		default:
+			continue
+		}
+		if c.entries[name] != nil && h.Typeflag != tar.TypeDir { // named by two sources
+			continue
+		}
+		if err := c.Add(name, h, in); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+}
+
+// WriteDir writes an archive with a directory, to be extracted over the root directory.
+func WriteDir(w io.Writer, dir string) error {
+	t := tar.NewWriter(w)
+	p := packer{t: t, made: map[string]bool{}}
+	if err := p.dirs(strings.Trim(dir, "/")); err != nil {
+		return err
+	}
+	return t.Close()
 }

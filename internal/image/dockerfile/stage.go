@@ -617,3 +617,35 @@ func isRemote(s string) bool {
 	}
 	return strings.HasSuffix(s, ".git") && strings.Contains(s, "://")
 }
+
+// CountedEnv is an environment without what does not count for whether a step is the same.
+func CountedEnv(env map[string]string) map[string]string {
+	out := maps.Clone(env)
+	maps.DeleteFunc(out, func(name, _ string) bool { return isProxy(name) })
+	return out
+}
+
+// Refs are what the FROM lines and the --from flags name that is no stage, as recipes name bases, as far as it can be told
+// without evaluating a stage.
+func (f *File) Refs(args map[string]string) ([]string, error) {
+	b, err := f.Target(Options{Args: args})
+	if err != nil {
+		return nil, err
+	}
+	var refs []string
+	for i, s := range f.Stages {
+		base, err := b.at(i).Base()
+		if err != nil {
+			return nil, err
+		}
+		if base.Ref != "" {
+			refs = append(refs, base.Ref)
+		}
+		for _, in := range s.Instructions {
+			if from := in.flag("from"); in.Name == "COPY" && from != "" && f.find(from, len(f.Stages)) < 0 {
+				refs = append(refs, recipeBase(from))
+			}
+		}
+	}
+	return refs, nil
+}
