@@ -3,7 +3,10 @@
 // them as they are, and `--json` prints them. Field names of the existing forkd's v1 are kept where it has the field.
 package api
 
-import "time"
+import (
+	"encoding/json"
+	"time"
+)
 
 // Version of the API in every path.
 const Version = "v1"
@@ -15,6 +18,8 @@ type Code string
 const (
 	CodeInvalid      Code = "invalid"
 	CodeNotFound     Code = "not_found"
+	CodeDenied       Code = "denied"
+	CodeUnacceptable Code = "unacceptable"
 	CodeExists       Code = "exists"
 	CodeWrongState   Code = "wrong_state"
 	CodeBusy         Code = "busy"
@@ -57,6 +62,7 @@ type Snapshot struct {
 	StoredBytes    int64    `json:"stored_bytes"`     // compressed, on disk, memory and disk
 	Hot            bool     `json:"hot"`              // its memory image is ready for the next fork
 	Sandboxes      int      `json:"sandboxes"`        // running forks of it
+	Step           bool     `json:"step,omitempty"`   // kept for later builds; listed with all=true only
 
 	// What else its children have, in the snapshots and the image it stands on.
 	MemorySharedBytes int64 `json:"memory_shared_bytes"`
@@ -219,24 +225,99 @@ type ExecResponse struct {
 	Stderr   string `json:"stderr"`
 	ExitCode int    `json:"exit_code"`
 	Error    string `json:"error,omitempty"` // e.g. a time-out
+	TimedOut bool   `json:"timed_out,omitempty"`
 }
 
-// EvalRequest is the body of POST /v1/sandboxes/{id}/eval.
+// EvalRequest is the body of POST /v1/sandboxes/{id}/eval. With "Accept: application/x-ndjson" or "text/event-stream" the
+// reply is a stream of EvalEvent while the code runs, else one EvalResponse.
 type EvalRequest struct {
-	Code        string  `json:"code"`
-	Context     string  `json:"context,omitempty"`
-	TimeoutSecs float64 `json:"timeout_secs,omitempty"`
+	Code        string            `json:"code"`
+	Context     string            `json:"context,omitempty"`  // default: the language's own
+	Language    string            `json:"language,omitempty"` // "python", "shell", "javascript", "typescript", or a driver of the image
+	Env         map[string]string `json:"env,omitempty"`      // for this evaluation
+	TimeoutSecs float64           `json:"timeout_secs,omitempty"`
 }
 
 // EvalResponse is its reply.
 type EvalResponse struct {
-	Result    *string `json:"result"` // what a prompt would print
-	Error     *string `json:"error"`  // "Name: value"
-	Traceback string  `json:"traceback,omitempty"`
-	Stdout    string  `json:"stdout"`
-	Stderr    string  `json:"stderr"`
-	ExitCode  int     `json:"exit_code"`
-	MS        float64 `json:"ms"` // inside the guest
+	Result         *string  `json:"result"` // what a prompt would print
+	Error          *string  `json:"error"`  // "Name: value"
+	ErrorName      string   `json:"error_name,omitempty"`
+	ErrorValue     string   `json:"error_value,omitempty"`
+	Traceback      string   `json:"traceback,omitempty"`
+	Stdout         string   `json:"stdout"`
+	Stderr         string   `json:"stderr"`
+	Results        []Result `json:"results,omitempty"`         // what the code displayed, and what its last expression is worth
+	ResultsOmitted int      `json:"results_omitted,omitempty"` // more than a reply holds
+	ExecutionCount int      `json:"execution_count,omitempty"`
+	ExitCode       int      `json:"exit_code"`
+	MS             float64  `json:"ms"` // inside the guest
+}
+
+// Result is a value in every representation that it has; binary ones in base64. Names and meanings are those of E2B's
+// code interpreter.
+type Result struct {
+	Text       string                     `json:"text,omitempty"`
+	HTML       string                     `json:"html,omitempty"`
+	Markdown   string                     `json:"markdown,omitempty"`
+	SVG        string                     `json:"svg,omitempty"`
+	PNG        string                     `json:"png,omitempty"`
+	JPEG       string                     `json:"jpeg,omitempty"`
+	PDF        string                     `json:"pdf,omitempty"`
+	LaTeX      string                     `json:"latex,omitempty"`
+	JSON       json.RawMessage            `json:"json,omitempty"`
+	JavaScript string                     `json:"javascript,omitempty"`
+	Data       json.RawMessage            `json:"data,omitempty"`  // a table: column, values
+	Chart      json.RawMessage            `json:"chart,omitempty"` // what a figure plots
+	Extra      map[string]json.RawMessage `json:"extra,omitempty"` // other MIME types
+	Main       bool                       `json:"is_main_result"`
+	Omitted    []Omitted                  `json:"omitted,omitempty"` // representations that were too large
+}
+
+// Omitted is a representation that was too large.
+type Omitted struct {
+	Format string `json:"format"`
+	Bytes  int64  `json:"bytes"`
+	Limit  int64  `json:"limit"`
+}
+
+// EvalEvent is one of a streamed evaluation, in the order in which the code produces them. Type is "stdout", "stderr"
+// (Text, Timestamp), "result" (Result), "error" (Name, Value, Traceback), "number_of_executions" (ExecutionCount), and at
+// the end "end_of_execution" (MS, ExitCode), or "unexpected_end_of_execution" when the context is gone or the call failed.
+type EvalEvent struct {
+	Type           string  `json:"type"`
+	Text           string  `json:"text,omitempty"`
+	Timestamp      int64   `json:"timestamp,omitempty"` // nanoseconds since 1970
+	Name           string  `json:"name,omitempty"`
+	Value          string  `json:"value,omitempty"`
+	Traceback      string  `json:"traceback,omitempty"`
+	ExecutionCount int     `json:"execution_count,omitempty"`
+	ExitCode       *int    `json:"exit_code,omitempty"`
+	MS             float64 `json:"ms,omitempty"`
+	*Result
+}
+
+// ContextRequest is the body of POST /v1/sandboxes/{id}/contexts.
+type ContextRequest struct {
+	ID       string            `json:"id,omitempty"`
+	Language string            `json:"language,omitempty"`
+	Cwd      string            `json:"cwd,omitempty"`
+	User     string            `json:"user,omitempty"`
+	Env      map[string]string `json:"env,omitempty"`
+}
+
+// Context is a stateful interpreter of a sandbox.
+type Context struct {
+	ID       string `json:"id"`
+	Language string `json:"language"`
+	Version  string `json:"version,omitempty"`
+	Cwd      string `json:"cwd"`
+	User     string `json:"user,omitempty"`
+	PID      int    `json:"pid"`
+	Alive    bool   `json:"alive"`
+	Busy     bool   `json:"busy,omitempty"`
+	Ended    string `json:"ended,omitempty"` // how, when it is not alive
+	Evals    int    `json:"evals"`
 }
 
 // BuildEvent is one line of the reply to POST /v1/builds (newline-delimited JSON): progress lines, then one with

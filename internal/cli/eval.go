@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -15,112 +16,157 @@ import (
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
+// evalFlags are the options of an evaluation.
+type evalFlags struct {
+	child, context, language, output string
+	env                              []string
+	timeout                          time.Duration
+	restart                          bool
+}
+
 func (a *App) eval() *cobra.Command {
-	var child, name string
-	var timeout time.Duration
-	var restart bool
+	var f evalFlags
 	cmd := &cobra.Command{
 		Use: "eval ID CODE", Short: "Evaluate code in a sandbox's warm interpreter, and print what a prompt would print",
 		Long: "Evaluate code in a context of a sandbox: the interpreter that was warm when its snapshot was frozen, or a new\n" +
-			"one. State stays between calls. CODE of - is read from standard input. Exit code 1 if the code raised.",
-		Example: "  forkd eval sbx2abc 'x = numpy.arange(10); x.sum()'\n  forkd eval --child sbx2abc -- 'x.mean()'",
-		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if child == "" {
-				child, args = args[0], args[1:]
-			}
-			if len(args) == 0 {
-				return usage("give the code to evaluate")
-			}
-			if timeout < 0 {
-				return usage("--timeout is %s", timeout)
-			}
-			code := strings.Join(args, " ")
-			if code == "-" {
-				text, err := io.ReadAll(a.In)
-				if err != nil {
-					return fmt.Errorf("read code: %w", err)
-				}
-				code = string(text)
-			}
-			req := wire.EvalRequest{Context: name, Code: code, TimeoutMS: timeout.Milliseconds()}
-			return a.withDaemon(cmd.Context(), func(c *client.Client) error {
-				if restart {
-					if err := restartContext(cmd.Context(), c.Guest(child), name); err != nil {
-						return err
-					}
-				}
-				return a.evalIn(cmd.Context(), c, child, req)
-			})
-		},
+			"one. State stays between calls. CODE of - is read from standard input. Exit code 1 if the code raised, and a\n" +
+			"shell's own. Pictures and the like that the code shows are written to the directory given with -o; --json has\n" +
+			"everything.",
+		Example: "  forkd eval sbx2abc 'x = numpy.arange(10); x.sum()'\n  forkd eval --child sbx2abc -- 'x.mean()'\n" +
+			"  forkd eval sbx2abc -o plots -- 'import matplotlib.pyplot as plt; plt.plot([1, 3, 2])'\n" +
+			"  forkd eval sbx2abc --language shell -- 'cd /tmp; pwd'",
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.runEval(cmd.Context(), f, args) },
 	}
-	cmd.Flags().StringVar(&child, "child", "", "the sandbox, instead of the first argument")
-	cmd.Flags().StringVar(&name, "context", "", "the context (default: the one the recipe warmed)")
-	cmd.Flags().BoolVar(&restart, "restart", false, "start the context again first; its variables are gone")
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "interrupt the code after this time")
+	cmd.Flags().StringVar(&f.child, "child", "", "the sandbox, instead of the first argument")
+	cmd.Flags().StringVar(&f.context, "context", "", "the context (default: the one the recipe warmed, or the language's)")
+	cmd.Flags().StringVar(&f.language, "language", "", "python, shell, javascript, typescript, or one that the image has a driver for")
+	cmd.Flags().StringVarP(&f.output, "output", "o", "", "write pictures, HTML and the like that the code shows into this directory")
+	cmd.Flags().StringArrayVarP(&f.env, "env", "e", nil, "environment variable for this evaluation, KEY=VALUE (repeatable)")
+	cmd.Flags().BoolVar(&f.restart, "restart", false, "start the context again first; its variables are gone")
+	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "interrupt the code after this time")
 	return cmd
 }
 
-// restartContext starts an interpreter anew; one that is alive is removed first, there may be none.
-func restartContext(ctx context.Context, g *client.Guest, name string) error {
-	_ = call.Unary(ctx, g, wire.MethodContextClose, wire.ContextRequest{ID: name}, nil)
-	if err := call.Unary(ctx, g, wire.MethodContextNew, wire.ContextConfig{ID: name, Language: "python"}, nil); err != nil {
+func (a *App) runEval(ctx context.Context, f evalFlags, args []string) error {
+	if f.child == "" {
+		f.child, args = args[0], args[1:]
+	}
+	if len(args) == 0 {
+		return usage("give the code to evaluate")
+	}
+	if f.timeout < 0 {
+		return usage("--timeout is %s", f.timeout)
+	}
+	env, err := pairs("--env", f.env)
+	if err != nil {
+		return err
+	}
+	code := strings.Join(args, " ")
+	if code == "-" {
+		text, err := io.ReadAll(a.In)
+		if err != nil {
+			return fmt.Errorf("read code: %w", err)
+		}
+		code = string(text)
+	}
+	req := wire.EvalRequest{Context: f.context, Language: f.language, Code: code, TimeoutMS: f.timeout.Milliseconds(), Env: env}
+	return a.withDaemon(ctx, func(c *client.Client) error {
+		if f.restart {
+			if err := restartContext(ctx, c.Guest(f.child), f.context, f.language); err != nil {
+				return err
+			}
+		}
+		return a.evalIn(ctx, c, f, req)
+	})
+}
+
+// contextID is the context that options mean.
+func contextID(name, language string) string {
+	if name != "" {
+		return name
+	}
+	return wire.DefaultContext(language)
+}
+
+// restartContext starts an interpreter anew, or a first one.
+func restartContext(ctx context.Context, g *client.Guest, name, language string) error {
+	id := contextID(name, language)
+	_, err := call.RestartContext(ctx, g, id)
+	e, refused := errors.AsType[*wire.Error](err)
+	if refused && e.Code == wire.CodeUnimplemented { // by the agent of an older snapshot
+		_ = call.RemoveContext(ctx, g, id)
+	}
+	if refused && (e.Code == wire.CodeNotFound || e.Code == wire.CodeUnimplemented) {
+		_, err = call.CreateContext(ctx, g, wire.ContextConfig{ID: id, Language: wire.Language(language)})
+	}
+	if err != nil {
 		return fmt.Errorf("start the context again: %w", err)
 	}
 	return nil
 }
 
-func (a *App) evalIn(ctx context.Context, c *client.Client, id string, req wire.EvalRequest) error {
-	var out call.Output
-	if !a.json {
-		out = call.Output{Stdout: a.Out, Stderr: a.Err}
-	}
+func (a *App) evalIn(ctx context.Context, c *client.Client, f evalFlags, req wire.EvalRequest) error {
+	shown := &shownResults{dir: f.output, out: a.Out, note: a.Err}
+	out := call.Evaluation{Output: call.Output{Stdout: a.Out, Stderr: a.Err}, Show: shown.show}
 	var stdout, stderr strings.Builder
 	if a.json {
-		out = call.Output{Stdout: &stdout, Stderr: &stderr}
+		out.Output = call.Output{Stdout: &stdout, Stderr: &stderr}
+		shown.out, shown.note = nil, nil
 	}
-	g := c.Guest(id)
+	g := c.Guest(f.child)
 	running, begun, stop := passInterrupt(ctx, func(ctx context.Context, _ uint32) error {
-		return call.Unary(ctx, g, wire.MethodContextStop, wire.ContextRequest{ID: req.Context}, nil)
+		return call.InterruptContext(ctx, g, contextID(req.Context, req.Language))
 	})
 	defer stop()
 	begun(0)
-	res, err := g.Eval(running, req, out)
+	res, err := g.Evaluate(running, req, out)
 	if ctx.Err() != nil && err != nil {
 		return guestExitError(exitInterrupted)
 	}
 	if err != nil {
-		return a.lost(ctx, c, id, err)
+		return a.lost(ctx, c, f.child, err)
 	}
 	if a.json {
-		if err := a.show(evalJSON(res, stdout.String(), stderr.String()), nil); err != nil {
+		if err := a.show(evalJSON(res, shown.all, stdout.String(), stderr.String()), nil); err != nil {
 			return err
 		}
-	} else if res.Text != nil {
-		fmt.Fprintln(a.Out, *res.Text)
 	}
 	if res.Error == nil {
 		return nil
 	}
+	if res.Error.Name == wire.ErrorExitStatus && res.ExitCode != nil {
+		return guestExitError(*res.ExitCode)
+	}
 	if !a.json {
-		trace := res.Error.Traceback
-		if trace == "" {
-			trace = res.Error.Name + ": " + res.Error.Value
-		}
-		fmt.Fprintln(a.Err, printable(strings.TrimRight(trace, "\n")))
-		if res.Error.Name == "ContextKilled" {
-			fmt.Fprintf(a.Err, "try: forkd eval --restart %s CODE\n", id)
-		}
+		a.explainEval(f, res.Error)
 	}
 	return silentError(exitFailed)
 }
 
+func (a *App) explainEval(f evalFlags, e *wire.EvalError) {
+	trace := e.Traceback
+	if trace == "" {
+		trace = strings.TrimSuffix(e.Name+": "+e.Value, ": ")
+	}
+	fmt.Fprintln(a.Err, printable(strings.TrimRight(trace, "\n")))
+	if e.Name == wire.ErrorKilled {
+		fmt.Fprintf(a.Err, "try: forkd contexts restart %s %s\n", f.child, contextID(f.context, f.language))
+	}
+}
+
 // evalJSON is a result in the API's words.
-func evalJSON(res *wire.EvalResult, stdout, stderr string) api.EvalResponse {
-	out := api.EvalResponse{Result: res.Text, Stdout: stdout, Stderr: stderr, MS: res.MS}
-	if res.Error != nil {
-		text := strings.TrimSuffix(res.Error.Name+": "+res.Error.Value, ": ")
-		out.Error, out.Traceback, out.ExitCode = &text, res.Error.Traceback, 1
+func evalJSON(res *wire.EvalResult, results []api.Result, stdout, stderr string) api.EvalResponse {
+	out := api.EvalResponse{
+		Result: res.Text, Stdout: stdout, Stderr: stderr, MS: res.MS, Results: results, ExecutionCount: res.ExecutionCount,
+	}
+	if res.ExitCode != nil {
+		out.ExitCode = *res.ExitCode
+	}
+	if e := res.Error; e != nil {
+		text := strings.TrimSuffix(e.Name+": "+e.Value, ": ")
+		out.Error, out.ErrorName, out.ErrorValue, out.Traceback = &text, e.Name, e.Value, e.Traceback
+		out.ExitCode = max(1, out.ExitCode)
 	}
 	return out
 }

@@ -47,6 +47,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	}
 	return reply(w, http.StatusOK, api.ExecResponse{
 		Stdout: stdout.text(), Stderr: stderr.text(), ExitCode: end.Code(), Error: end.Problem(),
+		TimedOut: end.TimedOut,
 	})
 }
 
@@ -92,44 +93,7 @@ func limited(ctx context.Context, timeoutMS int64) (context.Context, context.Can
 		"%w: the guest was given %s, and has neither ended nor stopped it after %s more", context.DeadlineExceeded, limit, grace))
 }
 
-const (
-	maxTimeout       = 7 * 24 * time.Hour
-	interruptTimeout = 5 * time.Second
-)
-
-func (s *Server) eval(w http.ResponseWriter, r *http.Request) error {
-	var req api.EvalRequest
-	if err := decode(w, r, &req); err != nil {
-		return err
-	}
-	timeout, err := millis("timeout_secs", req.TimeoutSecs, 0)
-	if err != nil {
-		return err
-	}
-	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
-	if err != nil {
-		return err
-	}
-	stdout, stderr := capture{}, capture{}
-	ctx, cancel := limited(r.Context(), timeout)
-	defer cancel()
-	res, err := call.Eval(ctx, conn, wire.EvalRequest{Context: req.Context, Code: req.Code, TimeoutMS: timeout},
-		call.Output{Stdout: &stdout, Stderr: &stderr})
-	if r.Context().Err() != nil { // nobody waits for the result; the next evaluation should not have to
-		stop, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), interruptTimeout)
-		defer cancel()
-		return call.Unary(stop, conn, wire.MethodContextStop, wire.ContextRequest{ID: req.Context}, nil)
-	}
-	if err != nil {
-		return fmt.Errorf("eval: %w", err)
-	}
-	out := api.EvalResponse{Result: res.Text, Stdout: stdout.text(), Stderr: stderr.text(), MS: res.MS}
-	if res.Error != nil {
-		text := strings.TrimSuffix(res.Error.Name+": "+res.Error.Value, ": ")
-		out.Error, out.Traceback, out.ExitCode = &text, res.Error.Traceback, 1
-	}
-	return reply(w, http.StatusOK, out)
-}
+const maxTimeout = 7 * 24 * time.Hour
 
 func (s *Server) ping(w http.ResponseWriter, r *http.Request) error {
 	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))

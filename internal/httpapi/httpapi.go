@@ -59,9 +59,17 @@ func (s *Server) Handler() http.Handler {
 	route("POST /v1/sandboxes/{id}/wake", s.change(s.Host.Wake))
 	route("POST /v1/sandboxes/{id}/exec", s.exec)
 	route("POST /v1/sandboxes/{id}/eval", s.eval)
+	route("GET /v1/sandboxes/{id}/contexts", s.contexts)
+	route("POST /v1/sandboxes/{id}/contexts", s.createContext)
+	route("DELETE /v1/sandboxes/{id}/contexts/{ctx}", s.removeContext)
+	route("POST /v1/sandboxes/{id}/contexts/{ctx}/restart", s.restartContext)
+	route("POST /v1/sandboxes/{id}/contexts/{ctx}/interrupt", s.interruptContext)
 	route("POST /v1/sandboxes/{id}/ping", s.ping)
 	route("GET /v1/sandboxes/{id}/logs", s.logs)
+	route("GET /v1/sandboxes/{id}/processes", s.processes)
+	route("POST /v1/sandboxes/{id}/processes/{process}/signal", s.signal)
 	route("POST /v1/sandboxes/{id}/call", s.call)
+	s.files().routes(route)
 	route("/", func(_ http.ResponseWriter, r *http.Request) error {
 		return &api.Error{
 			Code: api.CodeNotFound, Message: fmt.Sprintf("no route %s %.200q", r.Method, r.URL.Path),

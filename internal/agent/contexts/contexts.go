@@ -135,9 +135,9 @@ func validID(s string) bool {
 
 // check fills in defaults and refuses what cannot be.
 func check(cfg *wire.ContextConfig) error {
-	cfg.Language = canonical(cfg.Language)
+	cfg.Language = wire.Language(cfg.Language)
 	if cfg.ID == "" {
-		cfg.ID = defaultFor(cfg.Language)
+		cfg.ID = wire.DefaultContext(cfg.Language)
 	}
 	if !validID(cfg.ID) {
 		return wire.Errorf(wire.CodeInvalid, "context id %q: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit", cfg.ID)

@@ -39,29 +39,6 @@ const (
 	shellName  = "shell"
 )
 
-// canonical is the name of a language by any of the names it has.
-func canonical(language string) string {
-	switch language {
-	case "", python, "python3", "py":
-		return python
-	case shellName, "bash", "sh":
-		return shellName
-	case javascript, "js", "node":
-		return javascript
-	case typescript, "ts":
-		return typescript
-	}
-	return language
-}
-
-// defaultFor is the context of a language for those who name none.
-func defaultFor(language string) string {
-	if language == python {
-		return defaultID
-	}
-	return language
-}
-
 // interpreter is how a context is started and talked to.
 type interpreter struct {
 	name    string // for messages

@@ -47,6 +47,29 @@ type EvalRequest struct {
 	Compiled  bool              `json:"compiled,omitempty"`  // what was TypeScript has been made JavaScript
 }
 
+// Language is the name of a context's language, by any of the names it has. Others are names of drivers.
+func Language(name string) string {
+	switch name {
+	case "", "python", "python3", "py":
+		return "python"
+	case "shell", "bash", "sh":
+		return "shell"
+	case "javascript", "js", "node":
+		return "javascript"
+	case "typescript", "ts":
+		return "typescript"
+	}
+	return name
+}
+
+// DefaultContext is the context in which code of a language runs when none is named.
+func DefaultContext(language string) string {
+	if language = Language(language); language != "python" {
+		return language
+	}
+	return "default"
+}
+
 // NeedsJavaScript is the message of the refusal (CodePrecondition) of TypeScript that a guest cannot compile itself: the
 // caller does and sends it again as Compiled.
 const NeedsJavaScript = "the guest has no compiler for TypeScript: send it compiled"

@@ -1,0 +1,292 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/guest/call"
+	"forkd.dev/forkd/internal/guest/wire"
+)
+
+const (
+	interruptTimeout = 5 * time.Second
+	// maxResults bounds the results of a JSON reply, in bytes; more is a matter for streams.
+	maxResults = 64 << 20
+)
+
+func (s *Server) contexts(w http.ResponseWriter, r *http.Request) error {
+	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	infos, err := call.Contexts(r.Context(), conn)
+	if err != nil {
+		return fmt.Errorf("list contexts: %w", err)
+	}
+	list := make([]api.Context, 0, len(infos))
+	for i := range infos {
+		list = append(list, api.Context(infos[i]))
+	}
+	return reply(w, http.StatusOK, list)
+}
+
+func (s *Server) createContext(w http.ResponseWriter, r *http.Request) error {
+	var req api.ContextRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	info, err := call.CreateContext(r.Context(), conn, wire.ContextConfig(req))
+	if err != nil {
+		return fmt.Errorf("create a context: %w", err)
+	}
+	return reply(w, http.StatusCreated, api.Context(*info))
+}
+
+func (s *Server) restartContext(w http.ResponseWriter, r *http.Request) error {
+	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	info, err := call.RestartContext(r.Context(), conn, r.PathValue("ctx"))
+	if err != nil {
+		return fmt.Errorf("restart a context: %w", err)
+	}
+	return reply(w, http.StatusOK, api.Context(*info))
+}
+
+func (s *Server) interruptContext(w http.ResponseWriter, r *http.Request) error {
+	return s.onContext(w, r, "interrupt", call.InterruptContext)
+}
+
+func (s *Server) removeContext(w http.ResponseWriter, r *http.Request) error {
+	return s.onContext(w, r, "remove", call.RemoveContext)
+}
+
+func (s *Server) onContext(
+	w http.ResponseWriter, r *http.Request, what string, do func(ctx context.Context, o call.Opener, id string) error,
+) error {
+	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	if err := do(r.Context(), conn, r.PathValue("ctx")); err != nil {
+		return fmt.Errorf("%s a context: %w", what, err)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) eval(w http.ResponseWriter, r *http.Request) error {
+	var req api.EvalRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	timeout, err := millis("timeout_secs", req.TimeoutSecs, 0)
+	if err != nil {
+		return err
+	}
+	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	ask := wire.EvalRequest{Context: req.Context, Language: req.Language, Code: req.Code, Env: req.Env, TimeoutMS: timeout}
+	run := func(out call.Evaluation) (*wire.EvalResult, error) {
+		res, err := call.Evaluate(r.Context(), conn, ask, out)
+		if r.Context().Err() == nil {
+			return res, err
+		}
+		// Nobody waits for the result; the next evaluation should not have to.
+		stop, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), interruptTimeout)
+		defer cancel()
+		return nil, errors.Join(context.Cause(r.Context()), call.InterruptContext(stop, conn, contextOf(ask)))
+	}
+	if events := wantsEvents(r); events != "" {
+		return streamEval(w, events, run)
+	}
+	var results []api.Result
+	size, omitted := 0, 0
+	stdout, stderr := capture{}, capture{}
+	res, err := run(call.Evaluation{
+		Output: call.Output{Stdout: &stdout, Stderr: &stderr},
+		Show: func(v *wire.Result) error {
+			if size += v.Size(); size > maxResults {
+				omitted++
+				return nil
+			}
+			results = append(results, result(v))
+			return nil
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("eval: %w", err)
+	}
+	out := api.EvalResponse{
+		Result: res.Text, Stdout: stdout.text(), Stderr: stderr.text(), MS: res.MS, Results: results, ResultsOmitted: omitted,
+		ExecutionCount: res.ExecutionCount,
+	}
+	if res.ExitCode != nil {
+		out.ExitCode = *res.ExitCode
+	}
+	if e := res.Error; e != nil {
+		text := strings.TrimSuffix(e.Name+": "+e.Value, ": ")
+		out.Error, out.ErrorName, out.ErrorValue, out.Traceback = &text, e.Name, e.Value, e.Traceback
+		out.ExitCode = max(1, out.ExitCode)
+	}
+	return reply(w, http.StatusOK, out)
+}
+
+// contextOf is the context that a request means.
+func contextOf(req wire.EvalRequest) string {
+	if req.Context != "" {
+		return req.Context
+	}
+	return wire.DefaultContext(req.Language)
+}
+
+func result(r *wire.Result) api.Result {
+	out := api.Result{
+		Text: r.Text, HTML: r.HTML, Markdown: r.Markdown, SVG: r.SVG, PNG: r.PNG, JPEG: r.JPEG, PDF: r.PDF, LaTeX: r.LaTeX, JSON: r.JSON,
+		JavaScript: r.JavaScript, Data: r.Data, Chart: r.Chart, Extra: r.Extra, Main: r.Main,
+	}
+	for _, o := range r.Omitted {
+		out.Omitted = append(out.Omitted, api.Omitted(o))
+	}
+	return out
+}
+
+const (
+	eventStream = "text/event-stream"
+	jsonLines   = "application/x-ndjson"
+)
+
+// wantsEvents is how a client wants an evaluation streamed, or empty.
+func wantsEvents(r *http.Request) string {
+	for part := range strings.SplitSeq(r.Header.Get("Accept"), ",") {
+		kind, _, _ := strings.Cut(part, ";")
+		switch kind = strings.ToLower(strings.TrimSpace(kind)); kind {
+		case eventStream, jsonLines:
+			return kind
+		}
+	}
+	return ""
+}
+
+// streamEval sends events as they come. Errors before the first are answered as such.
+func streamEval(w http.ResponseWriter, kind string, run func(call.Evaluation) (*wire.EvalResult, error)) error {
+	e := &events{w: w, kind: kind}
+	stdout, stderr := &textEvents{events: e, kind: "stdout"}, &textEvents{events: e, kind: "stderr"}
+	res, err := run(call.Evaluation{
+		Output: call.Output{Stdout: stdout, Stderr: stderr},
+		Show: func(v *wire.Result) error {
+			if err := errors.Join(stdout.flush(), stderr.flush()); err != nil {
+				return err
+			}
+			r := result(v)
+			return e.send(&api.EvalEvent{Type: "result", Text: r.Text, Result: &r})
+		},
+	})
+	if err != nil && !e.begun {
+		return fmt.Errorf("eval: %w", err)
+	}
+	if err := errors.Join(stdout.flush(), stderr.flush()); err != nil {
+		return err
+	}
+	if err != nil {
+		return errors.Join(err, e.send(&api.EvalEvent{Type: "unexpected_end_of_execution", Text: err.Error()}))
+	}
+	end := &api.EvalEvent{Type: "end_of_execution", MS: res.MS, ExitCode: res.ExitCode}
+	if f := res.Error; f != nil {
+		if err := e.send(&api.EvalEvent{Type: "error", Name: f.Name, Value: f.Value, Traceback: f.Traceback}); err != nil {
+			return err
+		}
+		if f.Name == wire.ErrorKilled {
+			end.Type = "unexpected_end_of_execution"
+		}
+	}
+	if err := e.send(&api.EvalEvent{Type: "number_of_executions", ExecutionCount: res.ExecutionCount}); err != nil {
+		return err
+	}
+	return e.send(end)
+}
+
+// events is a reply of one JSON object a line, or of server-sent events.
+type events struct {
+	w     http.ResponseWriter
+	kind  string
+	begun bool
+}
+
+func (e *events) send(event *api.EvalEvent) error {
+	text, err := json.Marshal(event)
+	if err != nil {
+		return fmt.Errorf("encode an event: %w", err)
+	}
+	if !e.begun {
+		e.begun = true
+		e.w.Header().Set("Content-Type", e.kind)
+		e.w.Header().Set("Cache-Control", "no-store")
+		e.w.WriteHeader(http.StatusOK)
+	}
+	if e.kind == eventStream {
+		text = append(append([]byte("event: "+event.Type+"\ndata: "), text...), '\n')
+	}
+	if _, err := e.w.Write(append(text, '\n')); err != nil {
+		return err
+	}
+	return http.NewResponseController(e.w).Flush()
+}
+
+// textEvents makes events of what is printed, without tearing characters.
+type textEvents struct {
+	*events
+
+	kind string
+	torn []byte
+}
+
+var _ io.Writer = (*textEvents)(nil)
+
+func (t *textEvents) Write(p []byte) (int, error) {
+	text := append(t.torn, p...)
+	keep := tornTail(text)
+	t.torn = append([]byte(nil), text[len(text)-keep:]...)
+	return len(p), t.text(text[:len(text)-keep])
+}
+
+func (t *textEvents) text(b []byte) error {
+	if len(b) == 0 {
+		return nil
+	}
+	return t.send(&api.EvalEvent{Type: t.kind, Text: strings.ToValidUTF8(string(b), "\uFFFD"), Timestamp: time.Now().UnixNano()})
+}
+
+func (t *textEvents) flush() error {
+	b := t.torn
+	t.torn = nil
+	return t.text(b)
+}
+
+// tornTail is how many bytes at the end are the beginning of a character.
+func tornTail(b []byte) int {
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		if c := b[len(b)-n]; utf8.RuneStart(c) {
+			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-n:]) {
+				return n
+			}
+			return 0
+		}
+	}
+	return 0
+}
