@@ -70,9 +70,11 @@ type Spec struct {
 
 // Disk is the machine's one block device (/dev/vda).
 type Disk struct {
-	Path    string   // writable by the machine, as are other files in the same directory that it may be switched to
-	Format  string   // "raw" or "qcow2"
-	Backing []string // read-only files below it, which the VM process must be able to read but never write
+	Path   string // writable by the machine, as are other files in the same directory that it may be switched to
+	Format string // "raw" or "qcow2"
+	// Backing are the read-only files below a qcow2 file, the nearest first and the last one raw. The VM process must be
+	// able to read but never write them.
+	Backing []string
 }
 
 // Boot is what a cold start needs.

@@ -33,7 +33,9 @@ func NewSource(t testing.TB, e engine.Engine, spec *engine.Spec, from *engine.Ch
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { m.Close() })
-	return &Source{M: m, From: from, Spec: spec, chain: append(slices.Clone(spec.Disk.Backing), spec.Disk.Path)}
+	chain := append([]string{spec.Disk.Path}, spec.Disk.Backing...)
+	slices.Reverse(chain)
+	return &Source{M: m, From: from, Spec: spec, chain: chain}
 }
 
 func (s *Source) format(i int) string {
@@ -147,7 +149,9 @@ func (s *Source) Child(t testing.TB, e engine.Engine, kit *Kit, c *Taken) *Sourc
 	if err := disk.CreateOverlay(over, c.disks[last], s.format(last)); err != nil {
 		t.Fatal(err)
 	}
-	spec.Disk = engine.Disk{Path: over, Format: "qcow2", Backing: c.disks}
+	below := slices.Clone(c.disks)
+	slices.Reverse(below)
+	spec.Disk = engine.Disk{Path: over, Format: "qcow2", Backing: below}
 	return NewSource(t, e, spec, c.Checkpoint)
 }
 

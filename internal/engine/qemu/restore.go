@@ -1,10 +1,12 @@
 package qemu
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/engine/qemu/qmp"
@@ -92,7 +94,7 @@ func (m *machine) load(ctx context.Context, from *engine.Checkpoint) error {
 	go func() {
 		defer close(written)
 		// An error here means that QEMU stopped reading; why, it says itself.
-		_, _ = w.Write(from.State)
+		_, _ = w.Write(withoutACPI(from.State))
 		_ = w.Close()
 	}()
 	defer func() {
@@ -130,4 +132,21 @@ func (m *machine) writePages(ctx context.Context, pages *memory.Pages) error {
 		return err
 	}
 	return ram.Write(ctx, pages)
+}
+
+// withoutACPI leaves out of a device state what a machine that makes no ACPI tables does not know: whether they had been
+// handed to the firmware. A machine captured after such a restore has no such section.
+func withoutACPI(state []byte) []byte {
+	const name = "\x0aacpi_build"
+	const before, after = 1 + 4, 4 + 4 + 1 + 1 + 4 // kind, id; instance, version, the flag, footer: kind, id
+	i := bytes.Index(state, []byte(name))
+	if i < before || len(state)-i-len(name) < after {
+		return state
+	}
+	start, end := i-before, i+len(name)+after
+	id := state[start+1 : i]
+	if state[start] != 0x04 || state[end-5] != 0x7e || !bytes.Equal(state[end-4:end], id) {
+		return state
+	}
+	return slices.Concat(state[:start], state[end:])
 }
