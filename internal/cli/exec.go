@@ -5,14 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/client"
@@ -34,11 +31,18 @@ func (f *execFlags) add(cmd *cobra.Command, env bool) {
 	if env {
 		cmd.Flags().StringArrayVarP(&f.env, "env", "e", nil, "environment variable, KEY=VALUE (repeatable)")
 	}
-	cmd.Flags().StringVarP(&f.cwd, "workdir", "w", "", "working directory")
-	cmd.Flags().StringVarP(&f.user, "user", "u", "", "user to run as")
+	f.addWho(cmd)
 	cmd.Flags().DurationVar(&f.timeout, "timeout", 0, "kill the command after this time")
 	cmd.Flags().BoolVarP(&f.stdin, "interactive", "i", false, "pass standard input on")
 	cmd.Flags().BoolVarP(&f.tty, "tty", "t", false, "give the command a terminal")
+}
+
+// addWho adds the flags that shell has, too.
+func (f *execFlags) addWho(cmd *cobra.Command) {
+	cmd.Flags().StringVarP(&f.cwd, "workdir", "w", "", "working directory")
+	cmd.Flags().StringVar(&f.cwd, "cwd", "", "the same")
+	cmd.Flags().StringVarP(&f.user, "user", "u", "", "user to run as: name or number, or user:group")
+	_ = cmd.Flags().MarkHidden("cwd")
 }
 
 func (f *execFlags) request(argv []string) (wire.StartRequest, error) {
@@ -56,89 +60,84 @@ func (f *execFlags) request(argv []string) (wire.StartRequest, error) {
 	if f.cwd != "" {
 		req.Process.Cwd = &f.cwd
 	}
+	if f.tty {
+		req.Stdin = nil
+	}
 	return req, nil
 }
 
 func (a *App) exec() *cobra.Command {
 	var f execFlags
+	var detach bool
+	var tag, keys string
 	cmd := &cobra.Command{
 		Use: "exec ID -- COMMAND [ARG…]", Short: "Run a command in a sandbox; exit code is the command's",
 		Long: "Run a command in a sandbox. Its output streams, its exit code becomes this program's; 128 and the signal's\n" +
-			"number if a signal ended it, 125 if forkd itself failed.",
-		Example: "  forkd exec sbx2abc -- python3 -c 'print(1+1)'\n  tar c . | forkd exec -i sbx2abc -- tar x -C /srv",
-		Args:    cobra.MinimumNArgs(2), Annotations: map[string]string{guestCode: "yes"},
+			"number if a signal ended it, 125 if forkd itself failed. With --detach it is left to itself and its pid printed:\n" +
+			"see forkd ps, attach, logs and signal.",
+		Example: "  forkd exec sbx2abc -- python3 -c 'print(1+1)'\n  tar c . | forkd exec -i sbx2abc -- tar x -C /srv\n" +
+			"  forkd exec -d --tag web sbx2abc -- python3 -m http.server",
+		Args: cobra.MinimumNArgs(2), Annotations: map[string]string{guestCode: "yes"},
 		ValidArgsFunction: a.completeSandboxes(1),
 		RunE: a.verb(func(ctx context.Context, c *client.Client, args []string) error {
-			return a.runIn(ctx, c, args[0], f, args[1:])
+			req, err := f.request(args[1:])
+			if err != nil {
+				return err
+			}
+			if tag != "" {
+				req.Tag = &tag
+			}
+			if detach {
+				return a.launch(ctx, c, args[0], req, f)
+			}
+			return a.runIn(ctx, c, args[0], f, req, keys)
 		}),
 	}
 	f.add(cmd, true)
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "leave the command running and print its pid")
+	cmd.Flags().StringVar(&tag, "tag", "", "a name for the process, for ps, attach, logs and signal")
+	addDetachKeys(cmd, &keys, a.Getenv)
 	return cmd
 }
 
-func (a *App) shell() *cobra.Command {
-	f := execFlags{stdin: true, tty: true}
-	cmd := &cobra.Command{
-		Use: "shell ID", Short: "Open a shell in a sandbox", Args: cobra.ExactArgs(1),
-		Annotations:       map[string]string{guestCode: "yes"},
-		ValidArgsFunction: a.completeSandboxes(1),
-		RunE: a.verb(func(ctx context.Context, c *client.Client, args []string) error {
-			if !term.IsTerminal(int(a.In.Fd())) {
-				f.tty = false
-			}
-			// The best shell there is; every image with a shell has the last.
-			script := "exec $(command -v bash || echo /bin/sh) -l"
-			if f.tty {
-				script = "exec $(command -v bash || echo /bin/sh) -il"
-			}
-			return a.runIn(ctx, c, args[0], f, []string{"/bin/sh", "-c", script})
-		}),
+// launch starts a command and leaves it to itself. With -i its input stays open, for whoever attaches.
+func (a *App) launch(ctx context.Context, c *client.Client, id string, req wire.StartRequest, f execFlags) error {
+	if f.tty {
+		req.PTY = &wire.PTY{Term: a.Getenv("TERM")}
 	}
-	cmd.Flags().StringVarP(&f.cwd, "workdir", "w", "", "working directory")
-	cmd.Flags().StringVarP(&f.user, "user", "u", "", "user to run as")
-	return cmd
-}
-
-// runIn runs a command with this program's standard streams, and returns its exit code as an error.
-func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlags, argv []string) error {
-	req, err := f.request(argv)
+	start, err := call.Launch(ctx, c.Guest(id), req)
 	if err != nil {
 		return err
 	}
+	return a.show(map[string]any{"sandbox": id, "pid": start.PID, "tag": req.Tag}, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, start.PID)
+		return err
+	})
+}
+
+// runIn runs a command with this program's standard streams, and returns its exit code as an error.
+func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlags, req wire.StartRequest, keys string) error {
+	g := c.Guest(id)
+	if f.tty {
+		return a.onTerminal(ctx, c, id, keys, req.PTY, func(ctx context.Context, x call.Session, pty *wire.PTY) (*wire.ProcessEnd, error) {
+			req.PTY = pty
+			return call.Start(ctx, g, req, x)
+		})
+	}
+	running, begun, stop := passInterrupt(ctx, func(ctx context.Context, pid uint32) error {
+		return call.Signal(ctx, g, wire.SendSignalRequest{Process: wire.ProcessSelector{PID: pid}, Signal: int(syscall.SIGINT), Group: true})
+	})
+	defer stop()
 	var stdin io.Reader
 	if f.stdin {
 		stdin = a.In
 	}
-	var started call.Started
-	if f.tty {
-		restore, resize, err := a.terminal(ctx, c.Guest(id), &req)
-		if err != nil {
-			return err
-		}
-		defer restore()
-		started = resize
-		if stdin == nil {
-			stdin = a.In
-		}
-	}
-	g := c.Guest(id)
-	running, begun, stop := passInterrupt(ctx, func(ctx context.Context, pid uint32) error {
-		return call.Unary(ctx, g, wire.MethodProcessSendSignal, wire.SendSignalRequest{
-			Process: wire.ProcessSelector{PID: pid}, Signal: int(syscall.SIGINT), Group: true,
-		}, nil)
-	})
-	defer stop()
 	out := call.Output{Stdout: a.Out, Stderr: a.Err}
 	var stdout, stderr strings.Builder
 	if a.json {
 		out = call.Output{Stdout: &stdout, Stderr: &stderr}
 	}
-	end, err := g.Run(running, req, stdin, out, func(pid uint32) {
-		begun(pid)
-		if started != nil {
-			started(pid)
-		}
-	})
+	end, err := g.Run(running, req, stdin, out, begun)
 	if ctx.Err() != nil && err != nil {
 		return guestExitError(exitInterrupted)
 	}
@@ -148,11 +147,18 @@ func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlag
 	if a.json {
 		err := a.show(api.ExecResponse{
 			Stdout: stdout.String(), Stderr: stderr.String(), ExitCode: end.Code(), Error: end.Problem(),
+			TimedOut: end.TimedOut,
 		}, nil)
 		if err != nil {
 			return err
 		}
-	} else if problem := end.Problem(); problem != "" {
+	}
+	return a.exit(end)
+}
+
+// exit is a process's exit code as an error; what else went wrong with it is said.
+func (a *App) exit(end *wire.ProcessEnd) error {
+	if problem := end.Problem(); problem != "" && !a.json {
 		a.progress("forkd: %s", printable(problem))
 	}
 	if code := end.Code(); code != 0 {
@@ -204,48 +210,6 @@ func (a *App) lost(ctx context.Context, c *client.Client, id string, err error) 
 	return err
 }
 
-// terminal makes this program's terminal raw and asks for one of its size in the guest.
-func (a *App) terminal(ctx context.Context, g *client.Guest, req *wire.StartRequest) (restore func(), started call.Started, err error) {
-	fd := int(a.In.Fd())
-	if !term.IsTerminal(fd) {
-		return nil, nil, usage("--tty wants a terminal as standard input")
-	}
-	pty := func() *wire.PTY {
-		cols, rows, err := term.GetSize(fd)
-		if err != nil {
-			cols, rows = 80, 24
-		}
-		return &wire.PTY{Size: wire.PTYSize{Cols: uint32(cols), Rows: uint32(rows)}}
-	}
-	req.PTY = pty()
-	if req.Process.Envs == nil {
-		req.Process.Envs = map[string]string{}
-	}
-	if name := a.Getenv("TERM"); name != "" && req.Process.Envs["TERM"] == "" {
-		req.Process.Envs["TERM"] = name
-	}
-	old, err := term.MakeRaw(fd)
-	if err != nil {
-		return nil, nil, fmt.Errorf("prepare the terminal: %w", err)
-	}
-	resized := make(chan os.Signal, 1)
-	signal.Notify(resized, syscall.SIGWINCH)
-	restore = func() {
-		signal.Stop(resized)
-		close(resized)
-		_ = term.Restore(fd, old)
-	}
-	started = func(pid uint32) {
-		go func() {
-			for range resized {
-				// A size that does not arrive spoils nothing but the picture.
-				_ = call.Unary(ctx, g, wire.MethodProcessUpdate, wire.UpdateRequest{Process: wire.ProcessSelector{PID: pid}, PTY: pty()}, nil)
-			}
-		}()
-	}
-	return restore, started, nil
-}
-
 func (a *App) run() *cobra.Command {
 	var f execFlags
 	var ff forkFlags
@@ -289,5 +253,9 @@ func (a *App) forkAndRun(ctx context.Context, c *client.Client, req api.ForkRequ
 			}
 		}()
 	}
-	return a.runIn(ctx, c, id, f, argv)
+	start, err := f.request(argv)
+	if err != nil {
+		return err
+	}
+	return a.runIn(ctx, c, id, f, start, a.Getenv(envDetachKeys))
 }

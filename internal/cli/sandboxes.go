@@ -20,7 +20,7 @@ func (a *App) ls() *cobra.Command {
 	var labels []string
 	var quiet bool
 	cmd := &cobra.Command{
-		Use: "ls", Aliases: []string{"ps"}, Short: "List sandboxes", Args: cobra.NoArgs,
+		Use: "ls", Short: "List sandboxes", Args: cobra.NoArgs,
 		RunE: a.verb(func(ctx context.Context, c *client.Client, _ []string) error {
 			list, err := c.Sandboxes(ctx, labels)
 			if err != nil {
@@ -90,23 +90,6 @@ func (a *App) inspect() *cobra.Command {
 			}
 			a.json = true
 			return a.show(s, nil)
-		}),
-	}
-}
-
-func (a *App) logs() *cobra.Command {
-	return &cobra.Command{
-		Use: "logs ID", Short: "Print the newest part of a sandbox's console", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeSandboxes(1),
-		RunE: a.verb(func(ctx context.Context, c *client.Client, args []string) error {
-			text, err := c.Logs(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			return a.show(map[string]string{"console": string(text)}, func(w io.Writer) error {
-				_, err := io.WriteString(w, printable(string(text)))
-				return err
-			})
 		}),
 	}
 }

@@ -122,3 +122,10 @@ type Detacher interface {
 	// nil afterwards; every other call fails, and Close does nothing.
 	Detach() error
 }
+
+// Teller is a Machine whose console can be followed.
+type Teller interface {
+	// ConsoleFrom is what the guest printed since a position (0: its start), as far as it is kept, the position that
+	// follows, and what is closed when there is more.
+	ConsoleFrom(at int64) (text []byte, next int64, more <-chan struct{})
+}

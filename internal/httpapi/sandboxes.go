@@ -157,6 +157,12 @@ func (s *Server) kill(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
+	switch follow, err := flag(r, "follow"); {
+	case err != nil:
+		return err
+	case follow:
+		return s.followLogs(w, r)
+	}
 	text, err := s.Host.Logs(r.PathValue("id"))
 	if err != nil {
 		return err

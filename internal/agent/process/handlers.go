@@ -34,7 +34,7 @@ func (m *Manager) handleStart(ctx context.Context, s *wire.Stream, req *wire.Sta
 		return err
 	}
 	p, r, err := m.start(ctx, pl, s)
-	if err != nil {
+	if err != nil || r == nil {
 		return err
 	}
 	return m.serve(ctx, s, p, r)

@@ -121,7 +121,8 @@ func LookPath(cmd, dir, path string) (string, error) {
 	return "", wire.Errorf(wire.CodeInvalid, "start %s: not found in PATH=%s; add its package to the image's recipe", cmd, path)
 }
 
-// start starts a process with s attached (after the start message), or returns why it could not.
+// start starts a process with s attached (after the start message; nil if the caller does not want to be), or returns
+// why it could not.
 func (m *Manager) start(ctx context.Context, pl *plan, s *wire.Stream) (*proc, *reader, error) {
 	p := &proc{
 		config: pl.config,
@@ -134,7 +135,10 @@ func (m *Manager) start(ctx context.Context, pl *plan, s *wire.Stream) (*proc, *
 		out:    newOutput(),
 	}
 	// Before others can find the process: the caller is the first to be sent what it prints.
-	r := p.out.attach(s, &wire.ConnectRequest{})
+	var r *reader
+	if !pl.request.Detach {
+		r = p.out.attach(s, &wire.ConnectRequest{})
+	}
 	var err error
 	if pl.request.PTY != nil {
 		err = p.openTTY(pl)
@@ -154,7 +158,7 @@ func (m *Manager) start(ctx context.Context, pl *plan, s *wire.Stream) (*proc, *
 	}
 
 	// Nothing reads the output yet: the start message is the first.
-	if err := s.SendMessage(wire.ProcessEvent{Start: p.start()}); err != nil {
+	if err := s.SendMessage(wire.ProcessEvent{Start: p.start()}); err != nil && r != nil {
 		p.out.took(r, 0, err)
 	}
 	for _, o := range p.outlets {

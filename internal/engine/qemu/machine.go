@@ -218,6 +218,11 @@ func isClosed(ch <-chan struct{}) bool {
 	}
 }
 
+// ConsoleFrom implements engine.Teller.
+func (m *machine) ConsoleFrom(at int64) (text []byte, next int64, more <-chan struct{}) {
+	return m.console.From(at)
+}
+
 // Console implements engine.Machine.
 func (m *machine) Console() []byte {
 	text := m.console.Bytes()

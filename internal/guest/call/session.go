@@ -91,11 +91,19 @@ func Attach(ctx context.Context, o Opener, req wire.ConnectRequest, x Session) (
 	return end, err
 }
 
-// Processes lists those that were started through the agent and run, with ended also those that have ended and are
-// still known.
-func Processes(ctx context.Context, o Opener, ended bool) ([]wire.ProcessInfo, error) {
+// Processes lists those that were started through the agent and run.
+func Processes(ctx context.Context, o Opener) ([]wire.ProcessInfo, error) {
+	return list(ctx, o, wire.ListRequest{})
+}
+
+// AllProcesses lists also those that have ended and are still known.
+func AllProcesses(ctx context.Context, o Opener) ([]wire.ProcessInfo, error) {
+	return list(ctx, o, wire.ListRequest{Ended: true})
+}
+
+func list(ctx context.Context, o Opener, req wire.ListRequest) ([]wire.ProcessInfo, error) {
 	var list wire.ProcessList
-	if err := Unary(ctx, o, wire.MethodProcessList, wire.ListRequest{Ended: ended}, &list); err != nil {
+	if err := Unary(ctx, o, wire.MethodProcessList, req, &list); err != nil {
 		return nil, err
 	}
 	return list.Processes, nil

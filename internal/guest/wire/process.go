@@ -30,11 +30,14 @@ type ProcessSelector struct {
 // StartRequest starts a process. Replies: a ProcessEvent message with Start, then data frames, then one with End.
 // While the stream is open its data frames from the caller are the process's standard input (stdin or pty).
 //
+// Detach ends the call after the start message: nobody is attached then, so what the process prints is kept for who comes.
+//
 // Shell asks for the user's login shell, interactive on a terminal; Process's command is then what an agent runs that
 // does not know how to find one.
 type StartRequest struct {
 	Process   ProcessConfig `json:"process"`
 	Shell     bool          `json:"shell,omitempty"`
+	Detach    bool          `json:"detach,omitempty"`
 	PTY       *PTY          `json:"pty,omitempty"`
 	Tag       *string       `json:"tag,omitempty"`
 	Stdin     *bool         `json:"stdin,omitempty"` // default true

@@ -1,0 +1,134 @@
+package httpapi
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/guest/call"
+	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/host"
+)
+
+func (s *Server) processes(w http.ResponseWriter, r *http.Request) error {
+	ended, err := flag(r, "ended")
+	if err != nil {
+		return err
+	}
+	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	list := call.Processes
+	if ended {
+		list = call.AllProcesses
+	}
+	infos, err := list(r.Context(), conn)
+	if err != nil {
+		return fmt.Errorf("list processes: %w", err)
+	}
+	out := make([]api.Process, 0, len(infos))
+	for _, info := range infos {
+		out = append(out, process(info))
+	}
+	return reply(w, http.StatusOK, out)
+}
+
+func process(info wire.ProcessInfo) api.Process {
+	p := api.Process{
+		PID: info.PID, Command: info.Config.Cmd, Args: info.Config.Args, Env: info.Config.Envs, User: info.User, TTY: info.PTY,
+		AgeMS: info.AgeMS, Attached: info.Readers, Output: info.Output, Running: info.End == nil,
+	}
+	if info.Tag != nil {
+		p.Tag = *info.Tag
+	}
+	if info.Config.Cwd != nil {
+		p.Cwd = *info.Config.Cwd
+	}
+	if end := info.End; end != nil {
+		code := end.Code()
+		p.ExitCode, p.Signal, p.Status, p.TimedOut = &code, end.Signal, end.Status, end.TimedOut
+	}
+	return p
+}
+
+func (s *Server) signal(w http.ResponseWriter, r *http.Request) error {
+	var req api.SignalRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	number, err := signalNumber(req.Signal)
+	if err != nil {
+		return err
+	}
+	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	err = call.Signal(r.Context(), conn, wire.SendSignalRequest{
+		Process: call.Select(r.PathValue("process")), Signal: number, Group: req.Group, Tree: req.Tree,
+	})
+	if err != nil {
+		return fmt.Errorf("signal: %w", err)
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func signalNumber(text string) (int, error) {
+	if text == "" {
+		return int(unix.SIGTERM), nil
+	}
+	if n, err := strconv.Atoi(text); err == nil && n >= 1 && n <= 64 {
+		return n, nil
+	}
+	if n := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(text), "SIG")); n != 0 {
+		return int(n), nil
+	}
+	return 0, fmt.Errorf("%w: signal is %.20q; give a name (TERM, HUP, USR1 …) or a number from 1 to 64", host.ErrInvalid, text)
+}
+
+// followLogs sends the console as it is printed.
+func (s *Server) followLogs(w http.ResponseWriter, r *http.Request) error {
+	err := s.Host.FollowLogs(r.Context(), r.PathValue("id"), &flushed{w: w})
+	if r.Context().Err() != nil {
+		return nil // that is how a client ends it
+	}
+	return err
+}
+
+// flushed is a text that arrives while it is being written.
+type flushed struct {
+	w     http.ResponseWriter
+	begun bool
+	rest  []byte // a character of which the end has not come
+}
+
+func (f *flushed) Write(p []byte) (int, error) {
+	if !f.begun {
+		f.begun = true
+		f.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		f.w.WriteHeader(http.StatusOK)
+	}
+	text := append(f.rest, p...)
+	whole := len(text)
+	for i := 1; i < utf8.UTFMax && i <= len(text); i++ {
+		if b := text[len(text)-i]; utf8.RuneStart(b) {
+			if !utf8.FullRune(text[len(text)-i:]) {
+				whole -= i
+			}
+			break
+		}
+	}
+	if _, err := io.WriteString(f.w, strings.ToValidUTF8(string(text[:whole]), "\uFFFD")); err != nil {
+		return 0, err
+	}
+	f.rest = append([]byte(nil), text[whole:]...)
+	return len(p), http.NewResponseController(f.w).Flush()
+}
