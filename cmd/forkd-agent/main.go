@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -18,6 +19,7 @@ import (
 	"forkd.dev/forkd/internal/agent/account"
 	"forkd.dev/forkd/internal/agent/contexts"
 	"forkd.dev/forkd/internal/agent/files"
+	"forkd.dev/forkd/internal/agent/oom"
 	"forkd.dev/forkd/internal/agent/probe"
 	"forkd.dev/forkd/internal/agent/process"
 	"forkd.dev/forkd/internal/agent/reap"
@@ -87,10 +89,12 @@ func run(ctx context.Context) error {
 			return fmt.Errorf("set up the guest: %w", err)
 		}
 	}
+	started := time.Now()
 	reaper := reap.NewInit()
 	go reaper.Run(ctx)
 	interpreters := contexts.New(contexts.Config{
 		Reaper: reaper, Accounts: accounts, CgroupDir: groups.Context,
+		OutOfMemory: func(pid int) bool { _, ok := oom.Killed(pid, started); return ok },
 		Gone: func(id string) {
 			if err := groups.RemoveContext(ctx, id); err != nil {
 				fmt.Fprintf(console, "forkd-agent: clean up after context %s: %v\n", id, err)

@@ -70,6 +70,8 @@ type Agent struct {
 	idle chan chan func() // workers without work
 	room []byte           // for the request to awaken; Serve's alone
 
+	sampled lastSample
+
 	// awakening is a token: quiesce, awaken, thaw, pivot and power-off exclude each other by it.
 	awakening chan struct{}
 	prepared  *prepared // of a machine whose user processes are frozen, else nil; needs awakening

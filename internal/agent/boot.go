@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -171,18 +172,16 @@ func SetUp(accounts *account.Table) (*Cgroups, error) {
 	for _, m := range []mount{
 		{"devpts", "/dev/pts", "devpts", unix.MS_NOSUID | unix.MS_NOEXEC, "gid=5,mode=620,ptmxmode=666"},
 		{"tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=1777"},
+		{"mqueue", "/dev/mqueue", "mqueue", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
 		{"tmpfs", "/run", "tmpfs", unix.MS_NOSUID | unix.MS_NODEV, "mode=755"},
 		{"cgroup2", "/sys/fs/cgroup", "cgroup2", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
 	} {
-		if err := m.do(); err != nil {
+		if err := m.do(); err != nil && m.fstype != "mqueue" { // which a kernel need not have
 			return nil, err
 		}
 	}
-	for _, dir := range []string{"/tmp", "/run/lock"} {
-		if err := os.MkdirAll(dir, 0o1777); err != nil {
-			return nil, fmt.Errorf("set up root: %w", err)
-		}
-		if err := unix.Chmod(dir, 0o1777); err != nil {
+	for _, dir := range []string{"/tmp", "/var/tmp", "/run/lock"} {
+		if err := openToAll(dir); err != nil {
 			return nil, fmt.Errorf("set up root: %w", err)
 		}
 	}
@@ -205,6 +204,19 @@ func SetUp(accounts *account.Table) (*Cgroups, error) {
 	}
 	accounts.SetDefaults(defaults)
 	return NewCgroups("/sys/fs/cgroup")
+}
+
+// openToAll makes a directory in which everybody may write. One that the image has stays as it is, unless it could not be
+// used.
+func openToAll(dir string) error {
+	info, err := os.Stat(dir)
+	if err == nil && info.IsDir() && dir == "/var/tmp" {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	return unix.Chmod(dir, 0o1777)
 }
 
 // mountBootID puts a file of ours over the kernel's boot id, which a fork cannot change.
@@ -233,18 +245,26 @@ func setUpHost() error {
 			_ = unix.Sethostname([]byte(n)) // awaken sets the one that counts
 		}
 	}
-	if _, err := os.Stat("/etc/hosts"); errors.Is(err, fs.ErrNotExist) {
-		if err := os.MkdirAll("/etc", 0o755); err != nil {
-			return fmt.Errorf("make /etc: %w", err)
+	if err := os.MkdirAll("/etc", 0o755); err != nil {
+		return fmt.Errorf("make /etc: %w", err)
+	}
+	for path, content := range map[string]string{"/etc/hosts": defaultHosts, "/etc/resolv.conf": defaultResolver} {
+		// Images made of containers have empty ones in the places that a container's engine fills.
+		if info, err := os.Lstat(path); err == nil && (!info.Mode().IsRegular() || info.Size() > 0) {
+			continue
 		}
-		if err := os.WriteFile("/etc/hosts", []byte(defaultHosts), 0o644); err != nil {
-			return fmt.Errorf("write /etc/hosts: %w", err)
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			return fmt.Errorf("write %s: %w", path, err)
 		}
 	}
 	if err := loopbackUp(); err != nil {
 		return err
 	}
 	unix.Umask(0o022)
+	// Nobody would find a core file, and it would be in every copy.
+	if err := syscall.Setrlimit(unix.RLIMIT_CORE, &syscall.Rlimit{Cur: 0, Max: unix.RLIM_INFINITY}); err != nil {
+		return fmt.Errorf("switch core files off: %w", err)
+	}
 	// Children inherit this: the customary soft limit, for programs that loop over all descriptors or use select, and
 	// a hard one to which those that know better may go.
 	if err := syscall.Setrlimit(unix.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1024, Max: 524288}); err != nil {
@@ -260,6 +280,10 @@ func setUpHost() error {
 		"/proc/sys/vm/compaction_proactiveness":                     "0",
 		"/proc/sys/vm/stat_interval":                                "3600",
 		"/sys/block/" + filepath.Base(disk) + "/queue/wbt_lat_usec": "0",
+		// As in containers: whoever is root in a machine of its own need not be to ping or to listen on port 80.
+		"/proc/sys/net/ipv4/ping_group_range":           "0\t2147483647",
+		"/proc/sys/net/ipv4/ip_unprivileged_port_start": "0",
+		"/proc/sys/vm/max_map_count":                    "262144",
 	} {
 		_ = os.WriteFile(name, []byte(value), 0)
 	}
@@ -287,7 +311,7 @@ func loopbackUp() error {
 func imageDefaults(path string) (account.Defaults, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return account.Defaults{}, nil
+		return account.Defaults{Env: withLocale("/", nil)}, nil
 	}
 	if err != nil {
 		return account.Defaults{}, fmt.Errorf("read image defaults: %w", err)
@@ -300,7 +324,28 @@ func imageDefaults(path string) (account.Defaults, error) {
 	if err := decode(b, &image); err != nil {
 		return account.Defaults{}, fmt.Errorf("read %s: %w", path, err)
 	}
-	return account.Defaults{User: image.User, Workdir: image.Workdir, Env: image.Env}, nil
+	return account.Defaults{User: image.User, Workdir: image.Workdir, Env: withLocale("/", image.Env)}, nil
+}
+
+// withLocale adds a locale in which text is UTF-8, if the image has it and says nothing else. Programs take bytes beyond
+// ASCII for errors without one.
+func withLocale(root string, env map[string]string) map[string]string {
+	for _, name := range []string{"LANG", "LC_ALL", "LC_CTYPE"} {
+		if _, set := env[name]; set {
+			return env
+		}
+	}
+	for _, dir := range []string{"usr/lib/locale/C.utf8", "usr/lib/locale/C.UTF-8"} {
+		if info, err := os.Stat(filepath.Join(root, dir)); err == nil && info.IsDir() {
+			env = maps.Clone(env)
+			if env == nil {
+				env = map[string]string{}
+			}
+			env["LANG"] = "C.UTF-8"
+			return env
+		}
+	}
+	return env
 }
 
 // pivot ends the build phase.

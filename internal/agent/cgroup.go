@@ -27,6 +27,7 @@ type Cgroups struct {
 	contexts map[string][]string // groups of each context id, the oldest first
 	serial   int
 
+	most       string // processes and threads in a group; empty: no limit
 	procSerial int
 	lent       []*ProcessGroup // those in which there may be processes
 	idle       []*ProcessGroup // those that wait for one
@@ -48,10 +49,46 @@ func NewCgroups(root string) (*Cgroups, error) {
 			return nil, fmt.Errorf("make cgroup: %w", err)
 		}
 	}
+	if err := c.limit("/proc/sys/kernel/threads-max"); err != nil {
+		return nil, err
+	}
 	if g, err := c.Process(); err == nil { // so that a fork need not make one for its first process
 		g.Release()
 	}
 	return c, nil
+}
+
+// kernelTasks is how many tasks of the machine's are not user processes': the kernel's, the agent's threads, hooks.
+const kernelTasks = 160
+
+// limit sees to it that user processes cannot take the last of the kernel's tasks: the agent could start nothing any
+// more, not even a thread of its own. Each group gets a part, so that beside a program that starts processes without end
+// others can be started, to end it.
+func (c *Cgroups) limit(threadsMax string) error {
+	for _, dir := range []string{c.root, c.user(""), c.user(procGroup)} {
+		if err := write(dir, "cgroup.subtree_control", "+pids"); err != nil {
+			return nil //nolint:nilerr // A kernel without: nothing is limited.
+		}
+	}
+	b, err := os.ReadFile(threadsMax)
+	if err != nil {
+		return fmt.Errorf("limit processes: %w", err)
+	}
+	most, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return fmt.Errorf("limit processes: %w", err)
+	}
+	most = max(most, 2*kernelTasks) - kernelTasks
+	c.most = strconv.Itoa(most / 3)
+	return write(c.user(""), "pids.max", strconv.Itoa(most))
+}
+
+// bound limits a group that was made.
+func (c *Cgroups) bound(dir string) error {
+	if c.most == "" {
+		return nil
+	}
+	return write(dir, "pids.max", c.most)
 }
 
 func (c *Cgroups) user(group string) string { return filepath.Join(c.root, userGroup, group) }
@@ -75,6 +112,9 @@ func (c *Cgroups) Context(id string) (*os.File, error) {
 	c.mu.Unlock()
 	if err := os.Mkdir(c.user(name), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("make cgroup of context %s: %w", id, err)
+	}
+	if err := c.bound(c.user(name)); err != nil {
+		return nil, err
 	}
 	return os.Open(c.user(name))
 }

@@ -50,8 +50,11 @@ func (c *Cgroups) Process() (*ProcessGroup, error) {
 		return nil, err
 	}
 	g := &ProcessGroup{cgroups: c, name: name, fd: -1, events: -1}
-	var err error
-	if g.fd, err = unix.Open(dir, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0); err == nil {
+	err := c.bound(dir)
+	if err == nil {
+		g.fd, err = unix.Open(dir, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	}
+	if err == nil {
 		g.events, err = unix.Open(dir+"/cgroup.events", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	}
 	if err != nil {

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,41 +15,126 @@ import (
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
-// metrics samples the guest's accounting.
+// lastSample is what the percentage of the next is counted from.
+type lastSample struct {
+	mu   sync.Mutex
+	at   time.Duration // uptime
+	busy time.Duration
+}
+
+// metrics samples the guest's accounting. Nothing is sampled unless somebody asks.
 func (a *Agent) metrics(_ context.Context, s *wire.Stream, _ []byte) error {
-	m := &wire.Metrics{Time: time.Now().UTC(), CPUs: runtime.NumCPU()}
-	if err := sample(m); err != nil {
+	m, err := sample("/proc")
+	if err != nil {
 		return err
 	}
+	a.sampled.percent(m)
 	return s.SendMessage(m)
 }
 
-func sample(m *wire.Metrics) error {
-	var info unix.Sysinfo_t
-	if err := unix.Sysinfo(&info); err != nil {
-		return fmt.Errorf("read sysinfo: %w", err)
+// percent is of the time since the sample before, or since the machine was booted.
+func (l *lastSample) percent(m *wire.Metrics) {
+	at, busy := seconds(m.UptimeSeconds), seconds(m.CPUSeconds)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if passed := at - l.at; passed > 0 && m.CPUs > 0 {
+		m.CPUPercent = min(100, max(0, 100*float64(busy-l.busy)/float64(passed)/float64(m.CPUs)))
 	}
-	m.Processes = int(info.Procs)
-	if b, err := os.ReadFile("/proc/uptime"); err == nil {
-		first, _, _ := strings.Cut(string(b), " ")
-		m.UptimeSeconds, _ = strconv.ParseFloat(first, 64)
+	l.at, l.busy = at, busy
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// sample reads the kernel's accounting, below proc.
+func sample(proc string) (*wire.Metrics, error) {
+	m := &wire.Metrics{Time: time.Now().UTC(), CPUs: runtime.NumCPU()}
+	read := func(name string) string {
+		b, err := os.ReadFile(proc + "/" + name)
+		if err != nil {
+			return ""
+		}
+		return string(b)
 	}
-	b, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return fmt.Errorf("read memory: %w", err)
+	m.UptimeSeconds = number(field(read("uptime"), 0))
+	m.CPUSeconds = cpuTime(read("stat"))
+	load := read("loadavg")
+	for i := range m.Load {
+		m.Load[i] = number(field(load, i))
 	}
-	m.MemTotal = meminfo(string(b), "MemTotal:")
-	m.MemAvailable = meminfo(string(b), "MemAvailable:")
+	_, threads, _ := strings.Cut(field(load, 3), "/")
+	m.Threads = int(number(threads))
+	m.Processes = processes(proc)
+	memory := read("meminfo")
+	if memory == "" {
+		return nil, fmt.Errorf("read %s/meminfo", proc)
+	}
+	m.MemTotal, m.MemAvailable = meminfo(memory, "MemTotal:"), meminfo(memory, "MemAvailable:")
+	m.MemCached = meminfo(memory, "Cached:") + meminfo(memory, "Buffers:") + meminfo(memory, "SReclaimable:") - meminfo(memory, "Shmem:")
+	m.MemUsed = max(0, m.MemTotal-meminfo(memory, "MemFree:")-m.MemCached)
+	m.SwapTotal = meminfo(memory, "SwapTotal:")
+	for line := range strings.Lines(read("vmstat")) {
+		if count, ok := strings.CutPrefix(line, "oom_kill "); ok {
+			m.OOMKills = int64(number(strings.TrimSpace(count)))
+		}
+	}
 	var st unix.Statfs_t
 	if err := unix.Statfs("/", &st); err != nil {
-		return fmt.Errorf("read disk usage: %w", err)
+		return nil, fmt.Errorf("read disk usage: %w", err)
 	}
 	m.DiskTotal = int64(st.Blocks) * st.Bsize
 	m.DiskUsed = int64(st.Blocks-st.Bfree) * st.Bsize
+	m.DiskFree = int64(st.Bavail) * st.Bsize
 	if b, err := os.ReadFile("/sys/devices/system/clocksource/clocksource0/current_clocksource"); err == nil {
 		m.Clocksource = strings.TrimSpace(string(b))
 	}
-	return nil
+	return m, nil
+}
+
+// cpuTime adds up the first line of /proc/stat: "cpu user nice system idle iowait irq softirq steal …", in hundredths. What
+// the machine waited for its disk or was kept waiting by its host is not work.
+func cpuTime(stat string) float64 {
+	line, _, _ := strings.Cut(stat, "\n")
+	var busy float64
+	for i, f := range strings.Fields(line) {
+		if i >= 1 && i <= 7 && i != 4 && i != 5 {
+			busy += number(f)
+		}
+	}
+	return busy / 100
+}
+
+// processes counts them; the kernel's own threads are none.
+func processes(proc string) int {
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return 0
+	}
+	n := 0
+	for _, e := range entries {
+		if _, err := strconv.Atoi(e.Name()); err != nil {
+			continue
+		}
+		// Their command line is empty, that of a process that has ended as well.
+		if b, err := os.ReadFile(proc + "/" + e.Name() + "/cmdline"); err == nil && len(b) > 0 {
+			n++
+		}
+	}
+	return n
+}
+
+func field(text string, i int) string {
+	if f := strings.Fields(text); i < len(f) {
+		return f[i]
+	}
+	return ""
+}
+
+func number(s string) float64 {
+	n, err := strconv.ParseFloat(s, 64)
+	if err != nil {
+		return 0
+	}
+	return n
 }
 
 // meminfo returns a value in bytes.

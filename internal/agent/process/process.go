@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/internal/agent/account"
+	"forkd.dev/forkd/internal/agent/oom"
 	"forkd.dev/forkd/internal/agent/pipe"
 	"forkd.dev/forkd/internal/agent/reap"
 	"forkd.dev/forkd/internal/guest/wire"
@@ -175,6 +176,9 @@ func (m *Manager) finish(p *proc) {
 	if !state.Exited() || state.ExitCode() != 0 {
 		end.Error = state.String()
 	}
+	if v, ok := starved(p, end); ok {
+		end.Error = v.String()
+	}
 	timedOut := false
 	select {
 	case <-p.timed:
@@ -192,6 +196,20 @@ func (m *Manager) finish(p *proc) {
 	for _, o := range p.outlets {
 		o.Close()
 	}
+}
+
+// killedExit is the exit code of a shell whose last command was killed.
+const killedExit = 128 + int(unix.SIGKILL)
+
+// starved says whether the process, or what made it end as it did, was killed for want of memory.
+func starved(p *proc, end *wire.ProcessEnd) (oom.Victim, bool) {
+	switch {
+	case end.Signal == int(unix.SIGKILL):
+		return oom.Killed(p.child.PID(), p.started)
+	case end.ExitCode == killedExit:
+		return oom.Any(p.started)
+	}
+	return oom.Victim{}, false
 }
 
 // keep sees to it that a process that has ended is forgotten in time, and that not too much is kept of those that have.

@@ -158,12 +158,23 @@ type Metrics struct {
 	Time          time.Time `json:"time"`
 	UptimeSeconds float64   `json:"uptimeSeconds"`
 	CPUs          int       `json:"cpus"`
-	MemTotal      int64     `json:"memTotalBytes"`
-	MemAvailable  int64     `json:"memAvailableBytes"`
-	DiskTotal     int64     `json:"diskTotalBytes"`
-	DiskUsed      int64     `json:"diskUsedBytes"`
-	Processes     int       `json:"processes"`
-	Clocksource   string    `json:"clocksource"`
+	// CPUSeconds is what all CPUs have worked since the machine was booted, CPUPercent their work since the sample before
+	// (of whoever asked for it), of all of them together: 100 is everything.
+	CPUSeconds   float64    `json:"cpuSeconds"`
+	CPUPercent   float64    `json:"cpuPercent"`
+	Load         [3]float64 `json:"load"`
+	MemTotal     int64      `json:"memTotalBytes"`
+	MemAvailable int64      `json:"memAvailableBytes"`
+	MemUsed      int64      `json:"memUsedBytes"`   // by programs and the kernel; what is cached is not in it
+	MemCached    int64      `json:"memCachedBytes"` // given up when memory is needed
+	SwapTotal    int64      `json:"swapTotalBytes"`
+	DiskTotal    int64      `json:"diskTotalBytes"`
+	DiskUsed     int64      `json:"diskUsedBytes"`
+	DiskFree     int64      `json:"diskFreeBytes"` // for who is not root
+	Processes    int        `json:"processes"`
+	Threads      int        `json:"threads"`
+	OOMKills     int64      `json:"oomKills"` // processes that the kernel killed for want of memory
+	Clocksource  string     `json:"clocksource"`
 }
 
 // ExtractRequest precedes a tar stream.
