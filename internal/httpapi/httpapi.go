@@ -65,6 +65,7 @@ func (s *Server) Handler() http.Handler {
 	route("POST /v1/sandboxes/{id}/contexts/{ctx}/restart", s.restartContext)
 	route("POST /v1/sandboxes/{id}/contexts/{ctx}/interrupt", s.interruptContext)
 	route("POST /v1/sandboxes/{id}/ping", s.ping)
+	route("GET /v1/sandboxes/{id}/metrics", s.metrics)
 	route("GET /v1/sandboxes/{id}/logs", s.logs)
 	route("GET /v1/sandboxes/{id}/processes", s.processes)
 	route("POST /v1/sandboxes/{id}/processes/{process}/signal", s.signal)
