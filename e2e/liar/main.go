@@ -112,7 +112,7 @@ func lie(port io.Writer, from io.Reader) error {
 	case "garbage":
 		return forever(port, bytes.Repeat([]byte{0xa5, 0, 0x5a}, 10<<10))
 	case "version":
-		return l.hello(&wire.Hello{Version: 1 << 40, Agent: steering})
+		return l.hello(&wire.Hello{Version: 1 << 40, Agent: steering, Generation: l.p.Generation})
 	case "huge":
 		if _, err := port.Write(append(wire.AppendAnswer(nil, l.p.Nonce, nil)[:32], 0xff, 0xff, 0xff, 0xff)); err != nil {
 			return err

@@ -173,12 +173,12 @@ func begin(nc net.Conn, generation uint64, r *bufio.Reader, hello []byte) (*Conn
 		return nil, fmt.Errorf("%w: unreadable hello: %w", ErrProtocol, err)
 	}
 	tidy(&c.hello)
-	if c.hello.Generation != generation {
-		return nil, fmt.Errorf("%w: an answer to connection %d came on connection %d", ErrProtocol, c.hello.Generation, generation)
-	}
 	if v := c.hello.Version; v > wire.Version || v < wire.Version-1 || v < 1 {
 		return nil, fmt.Errorf("%w: agent speaks version %d, this forkd versions %d to %d; build the snapshot again",
 			ErrProtocol, v, max(1, wire.Version-1), wire.Version)
+	}
+	if c.hello.Generation != generation {
+		return nil, fmt.Errorf("%w: an answer to connection %d came on connection %d", ErrProtocol, c.hello.Generation, generation)
 	}
 	c.session = mux.Client(&sessionConn{Conn: nc, r: r, w: wire.NewChunkWriter(nc)}, maxStreams)
 	return c, nil
