@@ -12,9 +12,11 @@ import (
 	"io/fs"
 	"maps"
 	"path"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"forkd.dev/forkd/internal/image/flatten"
 	"forkd.dev/forkd/internal/image/oci"
@@ -48,6 +50,13 @@ func resolveForeign(ctx context.Context, p *Plan, cfg Host) error {
 	return nil
 }
 
+// maxCached bounds the layers that are kept for the next build.
+const maxCached = 20 << 30
+
+func (c Host) blobs() *oci.Cache {
+	return &oci.Cache{Dir: filepath.Join(c.CacheDir, "oci"), Most: maxCached, Progress: c.Progress, RetryGap: time.Second}
+}
+
 func openForeign(ctx context.Context, b Base, files fs.FS, cfg Host) (*oci.Image, error) {
 	if local, _ := b.Local(); local {
 		if _, err := fs.Stat(files, LocalDir); err != nil {
@@ -61,6 +70,15 @@ func openForeign(ctx context.Context, b Base, files fs.FS, cfg Host) (*oci.Image
 			return nil, err
 		}
 		return oci.OpenLayout(ctx, dir, b.Fragment, cfg.Arch)
+	case KindDockerArchive:
+		return oci.OpenDockerArchive(ctx, files, LocalFile, b.Fragment, cfg.Arch, cfg.CacheDir)
+	case KindOCI:
+		return oci.OpenRegistry(ctx, b.Ref, cfg.blobs(), cfg.Arch)
+	case KindTar:
+		if b.Remote() {
+			return oci.OpenTarURL(ctx, b.Ref, b.Fragment, cfg.blobs())
+		}
+		return oci.OpenTar(ctx, files, LocalFile, b.Fragment)
 	}
 	return nil, fmt.Errorf("a base of the kind %s cannot be resolved here", b.Kind)
 }
@@ -299,18 +317,6 @@ const configFile = "etc/forkd/image.json"
 func (c *Config) file() ([]byte, error) {
 	text, err := json.MarshalIndent(imageConfig{c.Env, c.WorkDir, c.User}, "", "\t")
 	return append(text, '\n'), err
-}
-
-// foreignSteps are the recipe's commands: nothing else of such an image is ours to change.
-func (p *Plan) foreignSteps() []Step {
-	var steps []Step
-	env := map[string]string{"PATH": defaultPath}
-	maps.Copy(env, p.Config.Env)
-	env["HOME"], env["USER"] = "/root", "root"
-	for i, command := range p.Recipe.Run {
-		steps = append(steps, runStep(i, command, env))
-	}
-	return steps
 }
 
 // accounts are an image's users and groups, as far as they say who owns a file.
