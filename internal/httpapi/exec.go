@@ -39,9 +39,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if req.Stdin != "" {
 		stdin = strings.NewReader(req.Stdin)
 	}
-	ctx, cancel := limited(r.Context(), start.TimeoutMS)
-	defer cancel()
-	end, err := call.Run(ctx, conn, start, stdin, call.Output{Stdout: &stdout, Stderr: &stderr}, nil)
+	end, err := call.Run(r.Context(), conn, start, stdin, call.Output{Stdout: &stdout, Stderr: &stderr}, nil)
 	if err != nil {
 		return fmt.Errorf("exec %.80q: %w", req.Args[0], err)
 	}
@@ -78,19 +76,6 @@ func millis(field string, secs float64, otherwise time.Duration) (int64, error) 
 		return 0, fmt.Errorf("%w: %s is %g; allowed is up to %g", host.ErrInvalid, field, secs, maxTimeout.Seconds())
 	}
 	return max(1, int64(secs*1000)), nil
-}
-
-// grace is how long after a time limit, which the guest is to keep, the host waits for its answer.
-const grace = 15 * time.Second
-
-// limited bounds the wait for a guest that was given a time limit. Without a limit it is the client who waits.
-func limited(ctx context.Context, timeoutMS int64) (context.Context, context.CancelFunc) {
-	if timeoutMS == 0 {
-		return context.WithCancel(ctx)
-	}
-	limit := time.Duration(timeoutMS) * time.Millisecond
-	return context.WithTimeoutCause(ctx, limit+grace, fmt.Errorf(
-		"%w: the guest was given %s, and has neither ended nor stopped it after %s more", context.DeadlineExceeded, limit, grace))
 }
 
 const maxTimeout = 7 * 24 * time.Hour
@@ -163,12 +148,21 @@ func (s *Server) call(w http.ResponseWriter, r *http.Request) error {
 	if !allowed(method) {
 		return first.SendError(wire.CodeDenied, fmt.Sprintf("method %.60q is not for clients", method))
 	}
+	gone := func() { _ = client.Close(); _ = below.Close() }
+	stop := watchHangup(client, gone)
+	defer stop()
+	// A guest that takes nothing keeps nobody; a client that leaves meanwhile is noticed as well.
+	_ = below.SetWriteDeadline(time.Now().Add(takeTimeout))
 	if err := wire.NewStream(nopCloser{below}).SendRawRequest(method, body); err != nil {
-		return first.SendError(wire.CodeUnavailable, "the sandbox's agent is gone")
+		return first.SendError(wire.CodeUnavailable, "the sandbox's agent is gone, or does not take the request")
 	}
+	_ = below.SetWriteDeadline(time.Time{})
 	pipe(r.Context(), up, below, func() { _ = client.Close() }, func() { _ = below.Close() })
 	return nil
 }
+
+// takeTimeout is how long a guest may take to accept a request.
+const takeTimeout = 30 * time.Second
 
 func request(s *wire.Stream) (method string, body []byte, err error) {
 	kind, payload, err := s.Recv()

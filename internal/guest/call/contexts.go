@@ -42,6 +42,8 @@ func Evaluate(ctx context.Context, o Opener, req wire.EvalRequest, out Evaluatio
 func typeScript(language string) bool { return language == "typescript" || language == "ts" }
 
 func evaluate(ctx context.Context, o Opener, req wire.EvalRequest, out Evaluation) (*wire.EvalResult, error) {
+	ctx, cancel := limited(ctx, req.TimeoutMS)
+	defer cancel()
 	var res *wire.EvalResult
 	err := with(ctx, o, wire.MethodContextEval, req, func(s *wire.Stream) error {
 		mainShown := false

@@ -49,6 +49,8 @@ func Start(ctx context.Context, o Opener, req wire.StartRequest, x Session) (*wi
 		none := false
 		req.Stdin = &none
 	}
+	ctx, cancel := limited(ctx, req.TimeoutMS)
+	defer cancel()
 	end, err := x.follow(ctx, o, wire.MethodProcessStart, req)
 	if end == nil && err == nil {
 		err = io.ErrUnexpectedEOF
