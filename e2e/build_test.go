@@ -46,7 +46,16 @@ func TestBuildFailures(t *testing.T) {
 		{"warm-up raises", parent + "warmup: {context: python, code: 'print(\"before\"); 1/0'}\n", []string{"ZeroDivisionError", "before", "warm-up"}},
 		{"warm-up fails", parent + "warmup: {command: [sh, -c, 'echo said; exit 3']}\n", []string{"exit status 3", "said"}},
 		{"never ready", parent + "warmup: {command: [sleep, '1000'], ready: {port: 81, timeout: 3s}}\n", []string{"port 81", "not ready within 3s"}},
-		{"ends before ready", parent + "warmup: {command: [sh, -c, 'echo bye'], ready: {file: /no/such}}\n", []string{"ended before it was ready", "bye"}},
+		{"ends before ready", parent + "warmup: {command: [sh, -c, 'echo bye; exit 3'], ready: {file: /no/such}}\n", []string{"ended before it was ready", "exit status 3", "bye"}},
+		{"ends while it is checked", parent + "warmup: {command: [sh, -c, 'sleep 1; kill $$'], ready: {command: sleep 100}}\n", []string{"ended before it was ready", "terminated"}},
+		{
+			"answers otherwise", parent + "warmup: {command: [python3, -m, http.server, '8000'], ready: {http: http://127.0.0.1:8000/none, timeout: 20s}}\n",
+			[]string{"http://127.0.0.1:8000/none answers with status 404", "not ready within 20s", "GET /none HTTP/1.0"},
+		},
+		{
+			"second of two", parent + "warmup: {services: [{name: a, command: sleep 1000, ready: {command: 'true'}}, {name: b, command: sleep 1000, ready: {command: 'echo why; exit 4', timeout: 3s}}]}\n",
+			[]string{"warm-up failed: b: it was not ready within 3s", "exit status 4", "why"},
+		},
 		{"takes too long", parent + "warmup: {context: python, code: 'while True: pass', timeout: 3s}\n", []string{"within 3s"}},
 	}
 	for _, tt := range tests {
@@ -90,14 +99,28 @@ func parentRecipe(t testing.TB) string {
 	return strings.Join(keep, "")
 }
 
-// TestService: a warm-up command with a ready check goes on running in every child, and is named as not renewed.
+// TestService: services with ready checks go on running in every child, under their names, as their users, and are named as
+// not renewed.
 func TestService(t *testing.T) {
 	f := shared(t)
 	const tag = "e2e-service"
 	text := parentRecipe(t) + `
 warmup:
-  command: [python3, -c, "import http.server as h; print('up', flush=True); h.HTTPServer(('127.0.0.1', 8000), h.SimpleHTTPRequestHandler).serve_forever()"]
-  ready: {port: 8000}
+  services:
+    - name: web
+      command: [python3, -c, "import http.server as h; print('up', flush=True); h.HTTPServer(('127.0.0.1', 8000), h.SimpleHTTPRequestHandler).serve_forever()"]
+      workdir: /srv
+      ready:
+        - {log: ^up$, port: "127.0.0.1:8000"}
+        - {http: "http://127.0.0.1:8000/", interval: 200ms}
+    - name: writer
+      command: echo $WHAT by $(id -un) > /tmp/out; exec sleep infinity
+      user: nobody
+      env: {WHAT: written}
+      ready: {file: /tmp/out, command: grep -q written /tmp/out}
+  command: [touch, /srv/after]
+  context: python
+  code: import os; after = os.listdir("/srv")
 `
 	f.run("build", recipeText(t, text), "-t", tag)
 	t.Cleanup(func() { f.run("rmi", tag) })
@@ -105,9 +128,12 @@ warmup:
 	f.json(&children, "fork", tag, "-n", "2")
 	t.Cleanup(func() { f.run("kill", "--tag", tag) })
 	for _, c := range children {
-		code := `import urllib.request as u; u.urlopen("http://127.0.0.1:8000/").status`
-		if got := f.eval(c.ID, code); got != "200" {
+		code := `import urllib.request as u; u.urlopen("http://127.0.0.1:8000/").status, b"after" in u.urlopen("http://127.0.0.1:8000/").read(), after`
+		if got := f.eval(c.ID, code); got != "(200, True, ['after'])" {
 			t.Errorf("the service answers %q in %s", got, c.ID)
+		}
+		if got := f.run("exec", c.ID, "--", "cat", "/tmp/out"); got != "written by nobody\n" {
+			t.Errorf("the second service wrote %q", got)
 		}
 		named := false
 		for _, n := range c.CloneReport.NotRenewed {

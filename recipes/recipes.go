@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-//go:embed */recipe.yaml
+//go:embed */*
 var files embed.FS
 
 // Names lists them, sorted.

@@ -186,6 +186,13 @@ func (f *forkd) firstAnswer(tag string, answer func(id string)) time.Duration {
 	return time.Since(start)
 }
 
+// timed is how long something took.
+func (f *forkd) timed(do func()) time.Duration {
+	start := time.Now()
+	do()
+	return time.Since(start)
+}
+
 // distinct fails the test when two children said the same.
 func distinct(t testing.TB, what string, said []string) {
 	t.Helper()
