@@ -63,7 +63,7 @@ func allowed() map[string][]string {
 		"internal/guest":          {"internal/guest/mux", "internal/guest/wire"},
 		"internal/guest/call":     {"internal/guest/wire", "internal/guest/transpile"},
 		"internal/guest/mux":      {},
-		"internal/guest/tree":     {},
+		"internal/guest/tree":     {"internal/guest/wire"},
 		"internal/guest/wire":     {},
 		"internal/proc":           {},
 		"internal/agentbin":       {},

@@ -30,6 +30,7 @@ func kinds() []struct {
 		{engine.ErrLiveUnavailable, api.CodeIncompatible},
 		{host.ErrExhausted, api.CodeExhausted},
 		{host.ErrInvalid, api.CodeInvalid},
+		{host.ErrStep, api.CodeInvalid},
 		{lineage.ErrName, api.CodeInvalid},
 		{host.ErrUnsupported, api.CodeUnsupported},
 		{host.ErrNotFound, api.CodeNotFound},
@@ -48,6 +49,10 @@ func status(code api.Code) int {
 		return http.StatusBadRequest
 	case api.CodeNotFound:
 		return http.StatusNotFound
+	case api.CodeDenied:
+		return http.StatusForbidden
+	case api.CodeUnacceptable:
+		return http.StatusNotAcceptable
 	case api.CodeExists, api.CodeWrongState, api.CodeBusy, api.CodeIncompatible:
 		return http.StatusConflict
 	case api.CodeUnsupported:
@@ -67,12 +72,14 @@ func status(code api.Code) int {
 // guestCodes are the codes of the guest's own refusals.
 func guestCode(code string) api.Code {
 	switch code {
-	case wire.CodeInvalid:
+	case wire.CodeInvalid, wire.CodeUnknownUser:
 		return api.CodeInvalid
 	case wire.CodeNotFound:
 		return api.CodeNotFound
 	case wire.CodeExists:
 		return api.CodeExists
+	case wire.CodeDenied:
+		return api.CodeDenied
 	case wire.CodeUnimplemented:
 		return api.CodeUnsupported
 	case wire.CodeExhausted:

@@ -16,9 +16,13 @@ func (s *Service) tree(ctx context.Context, st *wire.Stream, req *wire.TreeReque
 	if err != nil {
 		return err
 	}
+	name, err := wire.DecodeName(req.Name)
+	if err != nil {
+		return err
+	}
 	err = account.As(u, func() error {
 		w := bufio.NewWriterSize(st.Data(wire.KindData), wire.MaxPayload)
-		if err := tree.Pack(ctx, w, path, tree.PackOptions{Follow: req.Follow}); err != nil {
+		if err := tree.Pack(ctx, w, path, tree.PackOptions{Follow: req.Follow, Name: name, NoRoot: req.NoRoot}); err != nil {
 			return err
 		}
 		return w.Flush()

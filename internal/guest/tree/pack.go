@@ -1,17 +1,15 @@
 // Package tree carries files and directories between two machines as tar streams: PAX, with times to the nanosecond,
-// extended attributes, hard links and holes. Pack is used on both sides. Unpack is for the host's, and trusts nothing of
+// extended attributes, hard links and holes (wire.SparseHoles). Pack is used on both sides. Unpack is for the host's, and trusts nothing of
 // the stream. What is unpacked in a guest is the agent's own business. The agent and the command line import it.
 package tree
 
 import (
 	"archive/tar"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/guest/wire"
 )
 
 const (
@@ -38,14 +38,19 @@ var ErrLoop = errors.New("its links lead back to a directory it is in")
 // PackOptions say how.
 type PackOptions struct {
 	Follow bool              // what links point at instead of the links
-	Count  func(name string) // called for every entry, with its path; may be nil
+	Name   string            // of path itself; default "."
+	NoRoot bool              // the entries of the directory, without itself
+	Count  func(path string) // called for every entry; may be nil
 }
 
 // Pack writes what is at path. Names are relative to path, which is the entry ".". Sockets are left out, as tar does, and
 // what vanishes meanwhile. A file that shrinks is filled with zeros, one that grows is cut.
 func Pack(ctx context.Context, w io.Writer, path string, o PackOptions) error {
-	p := &packer{ctx: ctx, out: w, w: tar.NewWriter(w), o: o, links: map[id]string{}}
-	if err := p.entry(path, "."); err != nil {
+	if o.Name == "" {
+		o.Name = "."
+	}
+	p := &packer{ctx: ctx, w: tar.NewWriter(w), o: o, links: map[id]string{}}
+	if err := p.entry(path, o.Name, true); err != nil {
 		return err
 	}
 	return p.w.Close()
@@ -55,7 +60,6 @@ type id struct{ dev, ino uint64 }
 
 type packer struct {
 	ctx   context.Context //nolint:containedctx // one call's
-	out   io.Writer
 	w     *tar.Writer
 	o     PackOptions
 	links map[id]string // name of the first
@@ -73,12 +77,12 @@ func (p *packer) stat(path string) (fs.FileInfo, error) {
 	return os.Lstat(path) // also of a link to nothing, which is sent as it is
 }
 
-func (p *packer) entry(path, name string) error {
+func (p *packer) entry(path, name string, top bool) error {
 	if p.ctx.Err() != nil {
 		return context.Cause(p.ctx)
 	}
 	info, err := p.stat(path)
-	if errors.Is(err, fs.ErrNotExist) && name != "." {
+	if errors.Is(err, fs.ErrNotExist) && !top {
 		return nil
 	}
 	if err != nil {
@@ -96,7 +100,7 @@ func (p *packer) entry(path, name string) error {
 	}
 	switch st, _ := info.Sys().(*syscall.Stat_t); {
 	case info.IsDir():
-		return p.directory(path, name, h, st)
+		return p.directory(path, name, h, st, top)
 	case info.Mode().IsRegular():
 		return p.file(path, h, st)
 	default:
@@ -132,7 +136,7 @@ type numeric struct{ fs.FileInfo }
 func (numeric) Uname() (string, error) { return "", nil }
 func (numeric) Gname() (string, error) { return "", nil }
 
-func (p *packer) directory(path, name string, h *tar.Header, st *syscall.Stat_t) error {
+func (p *packer) directory(path, name string, h *tar.Header, st *syscall.Stat_t, top bool) error {
 	self := id{st.Dev, st.Ino}
 	if slices.Contains(p.above, self) {
 		return &fs.PathError{Op: "pack", Path: path, Err: ErrLoop}
@@ -143,22 +147,24 @@ func (p *packer) directory(path, name string, h *tar.Header, st *syscall.Stat_t)
 	p.above = append(p.above, self)
 	defer func() { p.above = p.above[:len(p.above)-1] }()
 	entries, err := os.ReadDir(path)
-	if errors.Is(err, fs.ErrNotExist) && name != "." {
+	if errors.Is(err, fs.ErrNotExist) && !top {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	h.PAXRecords = p.attributes(path, h)
-	if err := p.w.WriteHeader(h); err != nil {
-		return err
+	if !top || !p.o.NoRoot {
+		if err := p.w.WriteHeader(h); err != nil {
+			return err
+		}
 	}
 	for _, e := range entries {
 		below := e.Name()
 		if name != "." {
 			below = name + "/" + below
 		}
-		if err := p.entry(filepath.Join(path, e.Name()), below); err != nil {
+		if err := p.entry(filepath.Join(path, e.Name()), below, false); err != nil {
 			return err
 		}
 	}
@@ -245,103 +251,49 @@ func data(f *os.File, st *syscall.Stat_t) ([]extent, bool) {
 			return nil, false
 		}
 		to, err := unix.Seek(fd, from, unix.SEEK_HOLE)
-		if err != nil || len(extents) >= maxExtents {
+		if err != nil || to <= from || len(extents) >= maxExtents {
 			return nil, false
 		}
-		from, to = min(from, st.Size), min(to, st.Size)
-		if to > from {
-			extents = append(extents, extent{from, to - from})
-		}
-		if to <= at {
+		if from >= st.Size { // it has grown
 			break
 		}
+		to = min(to, st.Size)
+		extents = append(extents, extent{from, to - from})
 		at = to
 	}
-	// The end of a file that ends in a hole.
-	return append(extents, extent{st.Size, 0}), true
+	return extents, true
 }
 
-// sparse writes a file with holes in GNU's PAX format 1.0, which package archive/tar reads but does not write.
+// sparse writes a file with holes.
 func (p *packer) sparse(f *os.File, h *tar.Header, extents []extent) error {
-	var table bytes.Buffer
-	stored := int64(0)
-	fmt.Fprintf(&table, "%d\n", len(extents))
+	var holes strings.Builder
+	size, end, stored := h.Size, int64(0), int64(0)
+	hole := func(to int64) {
+		if to > end {
+			fmt.Fprintf(&holes, "%d+%d ", end, to-end)
+		}
+	}
 	for _, e := range extents {
-		fmt.Fprintf(&table, "%d\n%d\n", e.offset, e.length)
+		hole(e.offset)
+		end = e.offset + e.length
 		stored += e.length
 	}
-	table.Write(make([]byte, padding(int64(table.Len()))))
-	records := map[string]string{
-		"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": h.Name,
-		"GNU.sparse.realsize": strconv.FormatInt(h.Size, 10),
-		"size":                strconv.FormatInt(int64(table.Len())+stored, 10),
-		"mtime":               fmt.Sprintf("%d.%09d", h.ModTime.Unix(), h.ModTime.Nanosecond()),
-		"uid":                 strconv.Itoa(h.Uid), "gid": strconv.Itoa(h.Gid),
+	hole(size)
+	if h.PAXRecords == nil {
+		h.PAXRecords = map[string]string{}
 	}
-	if h.ModTime.Unix() < 0 {
-		delete(records, "mtime") // its fraction would count the other way
-	}
-	maps.Copy(records, h.PAXRecords)
-	if err := p.w.Flush(); err != nil {
-		return err
-	}
-	body := encodeRecords(records)
-	out := ustar("GNUSparseFile.0/pax", 'x', 0o644, int64(len(body)), h)
-	out = append(out, body...)
-	out = append(out, make([]byte, padding(int64(len(body))))...)
-	out = append(out, ustar("GNUSparseFile.0/file", '0', h.Mode, int64(table.Len())+stored, h)...)
-	out = append(out, table.Bytes()...)
-	if _, err := p.out.Write(out); err != nil {
+	h.PAXRecords[wire.SparseSize] = strconv.FormatInt(size, 10)
+	h.PAXRecords[wire.SparseHoles] = strings.TrimSuffix(holes.String(), " ")
+	h.Size = stored
+	if err := p.w.WriteHeader(h); err != nil {
 		return err
 	}
 	for _, e := range extents {
-		if err := p.copy(p.out, io.NewSectionReader(f, e.offset, e.length), e.length); err != nil {
+		if err := p.copy(p.w, io.NewSectionReader(f, e.offset, e.length), e.length); err != nil {
 			return err
 		}
 	}
-	_, err := p.out.Write(make([]byte, padding(stored)))
-	return err
-}
-
-func padding(n int64) int64 { return -n & 511 }
-
-func encodeRecords(records map[string]string) []byte {
-	var b []byte
-	for _, k := range slices.Sorted(maps.Keys(records)) {
-		body := " " + k + "=" + records[k] + "\n"
-		n := len(body)
-		for n != len(body)+len(strconv.Itoa(n)) { // the length counts its own digits
-			n = len(body) + len(strconv.Itoa(n))
-		}
-		b = append(b, strconv.Itoa(n)+body...)
-	}
-	return b
-}
-
-// ustar is one header block. What does not fit into its fields stands in the records before it.
-func ustar(name string, kind byte, mode, size int64, h *tar.Header) []byte {
-	b := make([]byte, 512)
-	octal := func(at, width int, v int64) {
-		if v < 0 || v >= 1<<(3*(width-1)) {
-			v = 0
-		}
-		copy(b[at:], fmt.Sprintf("%0*o", width-1, v))
-	}
-	copy(b, name)
-	octal(100, 8, mode&0o7777)
-	octal(108, 8, int64(h.Uid))
-	octal(116, 8, int64(h.Gid))
-	octal(124, 12, size)
-	octal(136, 12, h.ModTime.Unix())
-	b[156] = kind
-	copy(b[257:], "ustar\x0000")
-	copy(b[148:], "        ")
-	sum := int64(0)
-	for _, c := range b {
-		sum += int64(c)
-	}
-	copy(b[148:], fmt.Sprintf("%06o\x00 ", sum))
-	return b
+	return nil
 }
 
 // attributes are extended attributes as PAX records; nil when there are none or they cannot be read.

@@ -12,10 +12,13 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/guest/wire"
 )
 
 // maxEntries bounds a stream.
@@ -44,7 +47,7 @@ func Unpack(ctx context.Context, dst string, r io.Reader, o UnpackOptions) error
 		return fmt.Errorf("%w: it begins with %q", ErrHostile, h.Name)
 	}
 	if h.Typeflag != tar.TypeDir {
-		return unpackOne(ctx, dst, t, h, o)
+		return unpackOne(ctx, dst, r, t, h, o)
 	}
 	_, err = os.Stat(dst)
 	made := errors.Is(err, fs.ErrNotExist)
@@ -66,7 +69,7 @@ func Unpack(ctx context.Context, dst string, r io.Reader, o UnpackOptions) error
 	for n := 1; ; n++ {
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {
-			return u.finish()
+			return errors.Join(drain(r), u.finish())
 		}
 		if err != nil {
 			return err
@@ -84,7 +87,7 @@ func Unpack(ctx context.Context, dst string, r io.Reader, o UnpackOptions) error
 }
 
 // unpackOne is Unpack of what is no directory. A file appears when it is complete.
-func unpackOne(ctx context.Context, dst string, t *tar.Reader, h *tar.Header, o UnpackOptions) error {
+func unpackOne(ctx context.Context, dst string, r io.Reader, t *tar.Reader, h *tar.Header, o UnpackOptions) error {
 	root, err := os.OpenRoot(filepath.Dir(dst))
 	if err != nil {
 		return err
@@ -116,10 +119,23 @@ func unpackOne(ctx context.Context, dst string, t *tar.Reader, h *tar.Header, o 
 	if _, err := t.Next(); !errors.Is(err, io.EOF) {
 		return errors.Join(fmt.Errorf("%w: more than one entry", ErrHostile), err)
 	}
+	if err := drain(r); err != nil {
+		return err
+	}
 	if temp == "" {
 		return nil
 	}
 	return root.Rename(temp, base)
+}
+
+// drain reads what follows the archive's end: padding, and whether the sender is content.
+func drain(r io.Reader) error {
+	const most = 1 << 20
+	n, err := io.Copy(io.Discard, io.LimitReader(r, most))
+	if n == most {
+		return fmt.Errorf("%w: it goes on after its end", ErrHostile)
+	}
+	return err
 }
 
 type unpacker struct {
@@ -254,7 +270,7 @@ func (u *unpacker) file(h *tar.Header, name string, content io.Reader) error {
 	if err != nil {
 		return err
 	}
-	err = u.content(f, h.Size, content)
+	err = u.content(f, h, content)
 	if err == nil {
 		err = f.Chmod(fs.FileMode(h.Mode).Perm())
 	}
@@ -265,32 +281,75 @@ func (u *unpacker) file(h *tar.Header, name string, content io.Reader) error {
 	return errors.Join(err, f.Close())
 }
 
-// content writes a file, leaving holes where blocks are zero.
-func (u *unpacker) content(f *os.File, size int64, r io.Reader) error {
+// content writes a file, leaving holes where the stream has some or blocks are zero.
+func (u *unpacker) content(f *os.File, h *tar.Header, r io.Reader) error {
+	size, holes, err := holesOf(h)
+	if err != nil {
+		return err
+	}
+	at := int64(0)
+	for _, hole := range holes {
+		if err := u.copy(f, at, hole.offset, r); err != nil {
+			return err
+		}
+		at = hole.offset + hole.length
+	}
+	if err := u.copy(f, at, size, r); err != nil {
+		return err
+	}
+	return f.Truncate(size) // it may end in a hole
+}
+
+func (u *unpacker) copy(f *os.File, from, to int64, r io.Reader) error {
 	if u.buf == nil {
 		u.buf = make([]byte, 64<<10)
 	}
-	hole := false
-	for off := int64(0); off < size; {
+	for from < to {
 		if u.ctx.Err() != nil {
 			return context.Cause(u.ctx)
 		}
-		n, err := io.ReadFull(r, u.buf[:min(int64(len(u.buf)), size-off)])
+		n, err := io.ReadFull(r, u.buf[:min(int64(len(u.buf)), to-from)])
 		if err != nil {
 			return unexpected(err)
 		}
-		block := u.buf[:n]
-		if hole = n >= 4096 && allZero(block); !hole {
-			if _, err := f.WriteAt(block, off); err != nil {
+		if block := u.buf[:n]; n < 4096 || !allZero(block) {
+			if _, err := f.WriteAt(block, from); err != nil {
 				return err
 			}
 		}
-		off += int64(n)
-	}
-	if hole {
-		return f.Truncate(size)
+		from += int64(n)
 	}
 	return nil
+}
+
+// holesOf are the parts of a file that the stream leaves out.
+func holesOf(h *tar.Header) (size int64, holes []extent, err error) {
+	text, ok := h.PAXRecords[wire.SparseSize]
+	if !ok {
+		return h.Size, nil, nil
+	}
+	malformed := fmt.Errorf("%w: malformed list of holes", ErrHostile)
+	if size, err = strconv.ParseInt(text, 10, 64); err != nil || size < 0 {
+		return 0, nil, malformed
+	}
+	var end, left int64
+	for field := range strings.FieldsSeq(h.PAXRecords[wire.SparseHoles]) {
+		offset, length, _ := strings.Cut(field, "+")
+		var e extent
+		var errs [2]error
+		e.offset, errs[0] = strconv.ParseInt(offset, 10, 64)
+		e.length, errs[1] = strconv.ParseInt(length, 10, 64)
+		if errors.Join(errs[:]...) != nil || e.length <= 0 || e.offset < end || e.offset > size || e.length > size-e.offset {
+			return 0, nil, malformed
+		}
+		left += e.offset - end
+		end = e.offset + e.length
+		holes = append(holes, e)
+	}
+	if left+size-end != h.Size {
+		return 0, nil, malformed
+	}
+	return size, holes, nil
 }
 
 func allZero(b []byte) bool { return b[0] == 0 && bytes.Equal(b[:len(b)-1], b[1:]) }

@@ -86,12 +86,14 @@ type ComposeRequest struct {
 	User        string   `json:"user,omitempty"`
 }
 
-// TreeRequest asks for a file or directory as a PAX tar stream in data frames. Names are relative to Path, which is the
-// entry "."; a file, then, is the only one. Holes travel as such.
+// TreeRequest asks for a file or directory as a PAX tar stream in data frames. Names are relative to Path, which itself has
+// the name "."; sparse files are as Extract takes them. So the stream of a directory can be extracted as it is.
 type TreeRequest struct {
 	Path   string `json:"path"`
 	User   string `json:"user,omitempty"`
 	Follow bool   `json:"follow,omitempty"` // what links point at instead of the links
+	Name   string `json:"name,omitempty"`   // of Path, instead of "."
+	NoRoot bool   `json:"noRoot,omitempty"` // a directory's entries, without itself
 }
 
 // WatchRequest is WatchDir and CreateWatcher: events of a directory's entries, or of all below it.
