@@ -94,6 +94,7 @@ func run(ctx context.Context) error {
 	go reaper.Run(ctx)
 	interpreters := contexts.New(contexts.Config{
 		Reaper: reaper, Accounts: accounts, CgroupDir: groups.Context,
+		StepClock:   agent.StepClock,
 		OutOfMemory: func(pid int) bool { _, ok := oom.Killed(pid, started); return ok },
 		Gone: func(id string) {
 			if err := groups.RemoveContext(ctx, id); err != nil {

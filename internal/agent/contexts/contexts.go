@@ -55,6 +55,8 @@ type Config struct {
 	Gone func(id string)
 	// OutOfMemory, if set, tells whether the kernel has killed a process for want of memory.
 	OutOfMemory func(pid int) bool
+	// StepClock, if set, puts the wall clock forward or back. See Renew.
+	StepClock func(d time.Duration) error
 	// DriverDirs are where drivers of further languages are; nil: /etc/forkd/contexts.d and /usr/lib/forkd/contexts.d.
 	DriverDirs []string
 }
@@ -94,6 +96,7 @@ type Context struct {
 	parsed    int             // of buf: the last frame; guarded by turn
 	out       []byte          // room for requests; guarded by turn
 	seed      [seedBytes]byte // room for that; guarded by turn
+	clock     bool            // the clock is ahead while it is renewed; guarded by turn
 	signalled bool            // an interrupt was sent during the last evaluation and may have come late; guarded by turn
 
 	// writeMu is held while something is written to the interpreter: an interrupt may have to.

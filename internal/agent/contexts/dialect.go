@@ -13,7 +13,7 @@ type dialect interface {
 	// evaluate, facts, renew and ack append a request.
 	evaluate(b []byte, sequence, count int, req *wire.EvalRequest, late bool) []byte
 	facts(b []byte, sequence int, search bool) []byte
-	renew(b []byte, sequence int, seed []byte, env map[string]string) []byte
+	renew(b []byte, sequence int, seed []byte, env map[string]string, ahead bool) []byte
 	ack(b []byte) []byte
 	// parse takes a message of the driver apart. It is a copy.
 	parse(frame []byte) (message, error)
@@ -45,7 +45,7 @@ func (marshalled) facts(b []byte, sequence int, search bool) []byte {
 	return appendMessage(b, "facts", sequence, tuple{search})
 }
 
-func (marshalled) renew(b []byte, sequence int, seed []byte, env map[string]string) []byte {
+func (marshalled) renew(b []byte, sequence int, seed []byte, env map[string]string, _ bool) []byte {
 	return appendMessage(b, "renew", sequence, tuple{
 		number(seed[:forRandom]), seed[forRandom+forOpenSSL:], seed[forRandom : forRandom+forOpenSSL], env,
 	})

@@ -24,6 +24,7 @@ type request struct {
 	Late     bool              `json:"late,omitempty"`
 	Search   bool              `json:"search,omitempty"`
 	Seed     string            `json:"seed,omitempty"`
+	Ahead    bool              `json:"ahead,omitempty"`
 }
 
 // answer is a message of a driver.
@@ -43,8 +44,8 @@ type answer struct {
 // ready is a driver's first message.
 type ready struct {
 	Version string   `json:"version"`
-	Ops     []string `json:"ops"` // besides eval: "facts", "renew"
-	Clock   bool     `json:"clock"`
+	Ops     []string `json:"ops"`   // besides eval: "facts", "renew"
+	Clock   bool     `json:"clock"` // renew wants the clock ahead
 }
 
 type fact struct {
@@ -76,8 +77,8 @@ func (spoken) facts(b []byte, sequence int, search bool) []byte {
 	return appendFrame(b, &request{Op: "facts", ID: sequence, Search: search})
 }
 
-func (spoken) renew(b []byte, sequence int, seed []byte, env map[string]string) []byte {
-	return appendFrame(b, &request{Op: "renew", ID: sequence, Seed: base64.StdEncoding.EncodeToString(seed[:forRandom+forOpenSSL]), Env: env})
+func (spoken) renew(b []byte, sequence int, seed []byte, env map[string]string, ahead bool) []byte {
+	return appendFrame(b, &request{Op: "renew", ID: sequence, Seed: base64.StdEncoding.EncodeToString(seed[:forRandom+forOpenSSL]), Env: env, Ahead: ahead})
 }
 
 func (spoken) ack(b []byte) []byte { return appendFrame(b, &request{Op: "ack"}) }

@@ -3,6 +3,7 @@ package contexts
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -120,6 +121,9 @@ func (c *Context) tryTurn() bool {
 // thawed but did not confirm, by the deadline of ctx if it has one: then the clone must not be used. The environment is
 // set for later processes too.
 //
+// OpenSSL seeds its generator again when its seed is old, and node gives no other way to make it. So the interpreters that
+// want it are renewed first, on a clock that is hours ahead while nothing else runs.
+//
 // It runs where every instruction is emulated for the first time: keep it short.
 func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(contextID string) error) ([]string, []wire.NotRenewed, error) {
 	m.cfg.Accounts.SetEnv(env)
@@ -139,30 +143,71 @@ func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(co
 			continue
 		}
 		asked = append(asked, c)
+		c.clock = c.ready.Clock && m.cfg.StepClock != nil
 		if err := c.askRenewal(env); err != nil {
 			return nil, nil, fmt.Errorf("renew context %s: %w", c.id, err)
 		}
 	}
+	deadline, _ := ctx.Deadline()
+	var renewed []string
+	confirm := func(c *Context) error {
+		done, failed, err := c.confirm(deadline)
+		if err != nil {
+			return fmt.Errorf("renew context %s: no confirmation: %w", c.id, err)
+		}
+		renewed = append(renewed, done...)
+		not = append(not, failed...)
+		not = append(not, c.unreachable()...)
+		return nil
+	}
+	rest, first, err := m.renewAhead(asked, thaw, confirm)
+	if err != nil {
+		return nil, nil, err
+	}
 	for _, c := range all {
-		if !c.alive() {
-			continue // and its cgroup may be gone
+		if !c.alive() || slices.Contains(first, c) {
+			continue // its cgroup may be gone; or it runs
 		}
 		if err := thaw(c.id); err != nil && c.alive() {
 			return nil, nil, fmt.Errorf("thaw context %s: %w", c.id, err)
 		}
 	}
-	deadline, _ := ctx.Deadline()
-	var renewed []string
-	for _, c := range asked {
-		done, failed, err := c.confirm(deadline)
-		if err != nil {
-			return nil, nil, fmt.Errorf("renew context %s: no confirmation: %w", c.id, err)
+	for _, c := range rest {
+		if err := confirm(c); err != nil {
+			return nil, nil, err
 		}
-		renewed = append(renewed, done...)
-		not = append(not, failed...)
-		not = append(not, c.unreachable()...)
 	}
 	return renewed, not, nil
+}
+
+// ahead is longer than OpenSSL trusts any seed.
+const ahead = 3 * time.Hour
+
+// renewAhead thaws and renews the interpreters that want the clock ahead, the first, and returns them and the others.
+func (m *Manager) renewAhead(asked []*Context, thaw func(string) error, confirm func(*Context) error) (rest, first []*Context, err error) {
+	if !slices.ContainsFunc(asked, func(c *Context) bool { return c.clock }) {
+		return asked, nil, nil
+	}
+	if err := m.cfg.StepClock(ahead); err != nil {
+		return nil, nil, err
+	}
+	defer func() { err = errors.Join(err, m.cfg.StepClock(-ahead)) }()
+	for _, c := range asked {
+		if !c.clock {
+			rest = append(rest, c)
+			continue
+		}
+		first = append(first, c)
+		if err := thaw(c.id); err != nil && c.alive() {
+			return nil, nil, fmt.Errorf("thaw context %s: %w", c.id, err)
+		}
+	}
+	for _, c := range first {
+		if err := confirm(c); err != nil {
+			return nil, nil, err
+		}
+	}
+	return rest, first, nil
 }
 
 // The seed of a context: 32 bytes for random, 32 for OpenSSL, and the 624 words of numpy's Mersenne twister, followed by
@@ -190,7 +235,7 @@ func (c *Context) askRenewal(env map[string]string) error {
 	if !c.can("renew") {
 		return nil
 	}
-	_, err := c.request(func(b []byte, n int) []byte { return c.in.dialect.renew(b, n, seed, env) })
+	_, err := c.request(func(b []byte, n int) []byte { return c.in.dialect.renew(b, n, seed, env, c.clock) })
 	return err
 }
 

@@ -57,7 +57,7 @@ func (s shell) evaluate(b []byte, sequence, _ int, req *wire.EvalRequest, _ bool
 	return s.report(b, sequence)
 }
 
-func (s shell) renew(b []byte, sequence int, seed []byte, env map[string]string) []byte {
+func (s shell) renew(b []byte, sequence int, seed []byte, env map[string]string, _ bool) []byte {
 	for _, k := range sortedKeys(env) {
 		b = appendQuoted(append(append(append(b, "export "...), k...), '='), env[k])
 		b = append(b, '\n')
