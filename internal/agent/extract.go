@@ -42,18 +42,22 @@ func (a *Agent) extract(ctx context.Context, s *wire.Stream, request []byte) err
 		return err
 	}
 	var user *account.User
-	if req.User != "" {
+	if req.User != "" || req.DefaultUser {
 		u, err := a.cfg.Accounts.User(req.User)
 		if err != nil {
 			return err
 		}
 		user = u
 	}
+	var err error
+	if req.Path, err = wire.DecodeName(req.Path); err != nil {
+		return err
+	}
 	if !path.IsAbs(req.Path) {
 		return wire.Errorf(wire.CodeInvalid, "extract into %q: an absolute path is needed", req.Path)
 	}
 	data := s.DataReader()
-	err := as(user, func() error { return unpackInto(ctx, req.Path, user, req.KeepDirs, data) })
+	err = as(user, func() error { return unpackInto(ctx, req.Path, user, req.KeepDirs, data) })
 	if err == nil {
 		_, err = io.Copy(io.Discard, data) // padding after the archive's end
 	}

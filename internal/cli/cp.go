@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
@@ -16,34 +15,56 @@ import (
 
 	"forkd.dev/forkd/client"
 	"forkd.dev/forkd/internal/guest/call"
+	"forkd.dev/forkd/internal/guest/tree"
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
 func (a *App) cp() *cobra.Command {
-	var recursive bool
+	c := &copier{a: a}
 	cmd := &cobra.Command{
-		Use: "cp SRC DST", Short: "Copy files between here and a sandbox; name the sandbox's side ID:PATH",
-		Example: "  forkd cp data.csv sbx2abc:/root/\n  forkd cp -r sbx2abc:/root/out ./out\n  forkd cp sbx2abc:/etc/os-release -",
-		Args:    cobra.ExactArgs(2),
+		Use: "cp SRC… DST", Short: "Copy files between here and sandboxes; name a sandbox's side ID:PATH",
+		Long: "Copies like cp: into DST if it is a directory, else to that name. Without -r links are followed; with it the\n" +
+			"links in a tree are copied as links. Modes are kept, and with -r times, hard links, holes and user attributes;\n" +
+			"owners are not: here everything belongs to you, in a sandbox to --user. The name - is standard input or output.\n" +
+			"A local name with a colon is written ./a:b.",
+		Example: "  forkd cp data.csv sbx2abc:/root/\n  forkd cp -r sbx2abc:/root/out ./out\n  forkd cp sbx2abc:/etc/os-release -\n" +
+			"  forkd cp -r sbx2abc:src sbx3def:",
+		Args: cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			srcID, src := splitRemote(args[0])
-			dstID, dst := splitRemote(args[1])
-			if (srcID == "") == (dstID == "") {
-				return usage("exactly one of the two is in a sandbox, written ID:PATH")
+			var places []place
+			remote := false
+			for _, arg := range args {
+				id, p := splitRemote(arg)
+				places = append(places, place{id: id, path: p})
+				remote = remote || id != ""
 			}
-			err := a.withDaemon(cmd.Context(), func(c *client.Client) error {
-				if srcID != "" {
-					return a.download(cmd.Context(), c.Guest(srcID), src, dst, recursive)
+			if !remote {
+				return usage("none of these is in a sandbox, written ID:PATH")
+			}
+			if c.follow && c.noFollow {
+				return usage("-L and -P exclude each other")
+			}
+			return a.withDaemon(cmd.Context(), func(cl *client.Client) error {
+				for i := range places {
+					if places[i].id != "" {
+						places[i].g = cl.Guest(places[i].id)
+					}
 				}
-				return a.upload(cmd.Context(), c.Guest(dstID), src, dst, recursive)
+				last := len(places) - 1
+				if err := c.copyAll(cmd.Context(), places[:last], places[last]); err != nil {
+					return err
+				}
+				if places[last].stdio() {
+					return nil
+				}
+				return a.show(map[string]any{"sources": args[:last], "destination": args[last], "bytes": c.meter.total()}, func(io.Writer) error { return nil })
 			})
-			if err != nil || dst == "-" {
-				return err
-			}
-			return a.show(map[string]string{"source": args[0], "destination": args[1]}, func(io.Writer) error { return nil })
 		},
 	}
-	cmd.Flags().BoolVarP(&recursive, "recursive", "r", false, "copy directories")
+	cmd.Flags().BoolVarP(&c.recursive, "recursive", "r", false, "copy directories with all that is in them")
+	cmd.Flags().BoolVarP(&c.follow, "dereference", "L", false, "copy what links point at instead of the links")
+	cmd.Flags().BoolVarP(&c.noFollow, "no-dereference", "P", false, "copy links as links")
+	cmd.Flags().StringVarP(&c.user, "user", "u", "", "user of the sandboxes to act as (default: the image's)")
 	return cmd
 }
 
@@ -56,143 +77,236 @@ func splitRemote(s string) (id, p string) {
 	return id, p
 }
 
-func (a *App) upload(ctx context.Context, g *client.Guest, src, dst string, recursive bool) error {
-	if src == "-" {
-		return writeRemote(ctx, g, dst, nil, a.In)
-	}
-	info, err := os.Stat(src)
-	if err != nil {
-		return err
-	}
-	if info.IsDir() {
-		if !recursive {
-			return usage("%s is a directory; copy it with -r", src)
-		}
-		return uploadDir(ctx, g, src, dst)
-	}
-	f, err := os.Open(src)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if dst == "" || strings.HasSuffix(dst, "/") || remoteIsDir(ctx, g, dst) {
-		dst = path.Join(dst, filepath.Base(src))
-	}
-	mode := uint32(info.Mode().Perm())
-	return writeRemote(ctx, g, dst, &mode, f)
+// place is one side of a copy.
+type place struct {
+	id   string
+	g    *client.Guest // nil: here
+	path string
 }
 
-func writeRemote(ctx context.Context, g *client.Guest, dst string, mode *uint32, r io.Reader) error {
-	err := call.Upload(ctx, g, wire.MethodFileWrite, wire.WriteRequest{Path: dst, Mode: mode}, r, nil)
+func (p place) stdio() bool { return p.g == nil && p.path == "-" }
+
+func (p place) String() string {
+	if p.g == nil {
+		return p.path
+	}
+	return p.id + ":" + p.path
+}
+
+// base is the name of the place in a directory that it is copied into; of what has none, its content goes there.
+func (p place) base() string {
+	name := filepath.Base(p.path)
+	if p.g != nil {
+		name = path.Base(p.path)
+	}
+	if name == ".." || name == "/" || p.path == "" {
+		return "."
+	}
+	return name
+}
+
+// in is the place of a name in it.
+func (p place) in(name string) place {
+	if name == "." {
+		return p
+	}
+	p.path = strings.TrimSuffix(p.path, "/") + "/" + name
+	return p
+}
+
+// found is what is at a place.
+type found struct {
+	kind fs.FileMode // type bits
+	mode fs.FileMode // permissions
+	size int64
+	path string // absolute; of a sandbox only
+}
+
+type copier struct {
+	a                           *App
+	recursive, follow, noFollow bool
+	user                        string
+	meter                       meter
+}
+
+// look describes what is at a place, a link itself or its target. A missing one is fs.ErrNotExist.
+func (c *copier) look(ctx context.Context, p place, follow bool) (found, error) {
+	if p.g == nil {
+		stat := os.Lstat
+		if follow {
+			stat = os.Stat
+		}
+		info, err := stat(p.path)
+		if err != nil {
+			return found{}, err
+		}
+		return found{kind: info.Mode().Type(), mode: info.Mode().Perm(), size: info.Size()}, nil
+	}
+	var r wire.EntryReply
+	err := call.Unary(ctx, p.g, wire.MethodFileStat, wire.PathRequest{Path: c.remote(p), User: c.user}, &r)
+	if refusal, ok := errors.AsType[*wire.Error](err); ok && refusal.Code == wire.CodeNotFound {
+		return found{}, fmt.Errorf("%s: %w", p, fs.ErrNotExist)
+	}
 	if err != nil {
-		return fmt.Errorf("write %s in the sandbox: %w", dst, err)
+		return found{}, fmt.Errorf("look at %s: %w", p, err)
+	}
+	f := found{mode: fs.FileMode(r.Entry.Mode).Perm(), size: r.Entry.Size}
+	if f.path, err = wire.DecodeName(r.Entry.Path); err != nil {
+		return found{}, fmt.Errorf("look at %s: %w", p, err)
+	}
+	switch {
+	case r.Entry.SymlinkTarget != nil && !follow:
+		f.kind = fs.ModeSymlink
+	case r.Entry.Type == wire.TypeDirectory:
+		f.kind = fs.ModeDir
+	case r.Entry.Type == wire.TypeSymlink:
+		return found{}, fmt.Errorf("%s is a link to nothing: %w", p, fs.ErrNotExist)
+	case r.Entry.Type != wire.TypeFile:
+		f.kind = fs.ModeIrregular
+	case r.Entry.SymlinkTarget != nil:
+		f.size = -1 // that of the link was told
+	}
+	return f, nil
+}
+
+// remote is a path as messages have it. Without one the user's home is meant.
+func (c *copier) remote(p place) string {
+	if p.path == "" {
+		return "~"
+	}
+	return wire.EncodeName(p.path)
+}
+
+func (c *copier) copyAll(ctx context.Context, sources []place, dst place) error {
+	stop := c.meter.show(c.a)
+	defer stop()
+	into := false
+	if !dst.stdio() {
+		at, err := c.look(ctx, dst, true)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		into = err == nil && at.kind.IsDir()
+		slash := strings.HasSuffix(dst.path, "/")
+		switch {
+		case into:
+			if dst.g != nil {
+				dst.path = at.path
+			}
+		case len(sources) > 1:
+			return usage("%s is no directory, and there is more than one source", dst)
+		case slash && err == nil:
+			return fmt.Errorf("%s: it is no directory", dst)
+		}
+	}
+	for _, src := range sources {
+		if src.g == nil && dst.g == nil && !src.stdio() && !dst.stdio() {
+			return usage("neither %s nor %s is in a sandbox", src, dst)
+		}
+		if err := c.copyOne(ctx, src, dst, into); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-func remoteIsDir(ctx context.Context, g *client.Guest, p string) bool {
-	var e wire.EntryReply
-	return call.Unary(ctx, g, wire.MethodFileStat, wire.PathRequest{Path: p}, &e) == nil && e.Entry.Type == wire.TypeDirectory
+func (c *copier) copyOne(ctx context.Context, src, dst place, into bool) error {
+	if src.stdio() {
+		if dst.g == nil || into {
+			return usage("standard input is copied to a file in a sandbox: ID:PATH")
+		}
+		return c.write(ctx, dst, nil, c.a.In)
+	}
+	follow := c.follow || !c.noFollow && !c.recursive || strings.HasSuffix(src.path, "/")
+	at, err := c.look(ctx, src, follow)
+	if err != nil {
+		return err
+	}
+	switch {
+	case at.kind.IsDir() && !c.recursive:
+		return usage("%s is a directory; copy it with -r", src)
+	case at.kind.IsDir() && dst.stdio():
+		return usage("%s is a directory; only a file can be written to standard output", src)
+	case !at.kind.IsDir() && !into && strings.HasSuffix(dst.path, "/"):
+		return &hinted{fmt.Errorf("%s: there is no such directory", dst), "make it first, or leave out the / at the end"}
+	}
+	target := dst
+	if into {
+		target = dst.in(src.base())
+	}
+	// A merge leaves the directory itself as it is.
+	merge := false
+	if at.kind.IsDir() {
+		there, err := c.look(ctx, target, true)
+		switch {
+		case err == nil && !there.kind.IsDir():
+			return fmt.Errorf("%s: it is no directory, and not replaced by one", target)
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+		merge = err == nil
+	}
+	c.meter.name(src.String())
+	asTree := at.kind.IsDir() || at.kind == fs.ModeSymlink || c.recursive && at.kind.IsRegular() && at.size > 0
+	switch {
+	case dst.stdio():
+		err = c.read(ctx, src, c.a.Out)
+	case asTree:
+		err = c.tree(ctx, src, target, at.kind.IsDir(), merge)
+	case src.g == nil:
+		err = c.upload(ctx, src, target, at)
+	case dst.g == nil:
+		err = c.download(ctx, src, target, at)
+	default:
+		r, w := io.Pipe()
+		go func() { _ = w.CloseWithError(c.read(ctx, src, w)) }()
+		mode := uint32(at.mode)
+		err = c.write(ctx, target, &mode, r)
+		_ = r.Close()
+	}
+	if err != nil {
+		return fmt.Errorf("copy %s to %s: %w", src, target, err)
+	}
+	return nil
 }
 
-// uploadDir sends a tree as a tar stream. Like cp -r, it goes into an existing directory, or becomes dst.
-func uploadDir(ctx context.Context, g *client.Guest, src, dst string) error {
-	if dst == "" || strings.HasSuffix(dst, "/") || remoteIsDir(ctx, g, dst) {
-		abs, err := filepath.Abs(src)
+func (c *copier) read(ctx context.Context, src place, w io.Writer) error {
+	return call.Download(ctx, src.g, wire.MethodFileRead, wire.ReadRequest{Path: c.remote(src), User: c.user}, c.meter.writer(w))
+}
+
+func (c *copier) write(ctx context.Context, dst place, mode *uint32, r io.Reader) error {
+	req := wire.WriteRequest{Path: c.remote(dst), User: c.user, Mode: mode}
+	return call.Upload(ctx, dst.g, wire.MethodFileWrite, req, c.meter.reader(r), nil)
+}
+
+func (c *copier) upload(ctx context.Context, src, dst place, at found) error {
+	f, err := os.Open(src.path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var mode *uint32
+	if at.kind.IsRegular() {
+		m := uint32(at.mode)
+		mode = &m
+	}
+	return c.write(ctx, dst, mode, f)
+}
+
+// download writes beside the destination and renames, so that a copy that breaks off leaves the old file.
+func (c *copier) download(ctx context.Context, src, dst place, at found) (err error) {
+	target := dst.path
+	if resolved, err := filepath.EvalSymlinks(target); err == nil {
+		target = resolved
+	}
+	if info, err := os.Stat(target); err == nil && !info.Mode().IsRegular() {
+		f, err := os.OpenFile(target, os.O_WRONLY, 0) // a device or pipe of the user's
 		if err != nil {
 			return err
 		}
-		dst = path.Join(dst, filepath.Base(abs))
+		return errors.Join(c.read(ctx, src, f), f.Close())
 	}
-	r, w := io.Pipe()
-	go func() { _ = w.CloseWithError(writeTar(w, src)) }()
-	defer r.Close()
-	err := call.Upload(ctx, g, wire.MethodExtract, wire.ExtractRequest{Path: dst, User: "root"}, r, nil)
-	if err != nil {
-		return fmt.Errorf("copy %s to %s: %w", src, dst, err)
-	}
-	return nil
-}
-
-func writeTar(w io.Writer, root string) error {
-	t := tar.NewWriter(w)
-	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil || p == root {
-			return err
-		}
-		return addToTar(t, root, p, d)
-	})
-	return errors.Join(err, t.Close())
-}
-
-func addToTar(t *tar.Writer, root, p string, d fs.DirEntry) error {
-	info, err := d.Info()
-	if err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() && !info.IsDir() && info.Mode()&fs.ModeSymlink == 0 {
-		return nil // sockets, pipes and devices are no data
-	}
-	target := ""
-	if info.Mode()&fs.ModeSymlink != 0 {
-		if target, err = os.Readlink(p); err != nil {
-			return err
-		}
-	}
-	h, err := tar.FileInfoHeader(info, target)
-	if err != nil {
-		return err
-	}
-	rel, err := filepath.Rel(root, p)
-	if err != nil {
-		return err
-	}
-	h.Name = filepath.ToSlash(rel)
-	h.Uid, h.Gid, h.Uname, h.Gname = 0, 0, "", ""
-	if err := t.WriteHeader(h); err != nil {
-		return err
-	}
-	if !info.Mode().IsRegular() {
-		return nil
-	}
-	f, err := os.Open(p)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	// A file that grows meanwhile must not spoil the archive.
-	_, err = io.CopyN(t, f, h.Size)
-	return err
-}
-
-func (a *App) download(ctx context.Context, g *client.Guest, src, dst string, recursive bool) error {
-	var e wire.EntryReply
-	if err := call.Unary(ctx, g, wire.MethodFileStat, wire.PathRequest{Path: src}, &e); err != nil {
-		return fmt.Errorf("look at %s in the sandbox: %w", src, err)
-	}
-	if e.Entry.Type == wire.TypeDirectory {
-		if !recursive {
-			return usage("%s is a directory; copy it with -r", src)
-		}
-		return downloadDir(ctx, g, e.Entry, dst)
-	}
-	if dst == "-" {
-		return call.Download(ctx, g, wire.MethodFileRead, wire.ReadRequest{Path: src}, a.Out)
-	}
-	if isDir(dst) {
-		dst = filepath.Join(dst, path.Base(e.Entry.Path))
-	}
-	return downloadFile(ctx, g, src, dst, fs.FileMode(e.Entry.Mode).Perm())
-}
-
-func isDir(p string) bool {
-	info, err := os.Stat(p)
-	return err == nil && info.IsDir()
-}
-
-// downloadFile writes beside the destination and renames, so that a broken copy leaves the old file.
-func downloadFile(ctx context.Context, g *client.Guest, src, dst string, mode fs.FileMode) (err error) {
-	tmp, err := os.CreateTemp(filepath.Dir(dst), ".forkd-cp-")
+	tmp, err := os.CreateTemp(filepath.Dir(target), ".forkd-cp-")
 	if err != nil {
 		return err
 	}
@@ -201,80 +315,53 @@ func downloadFile(ctx context.Context, g *client.Guest, src, dst string, mode fs
 			_ = os.Remove(tmp.Name())
 		}
 	}()
-	err = call.Download(ctx, g, wire.MethodFileRead, wire.ReadRequest{Path: src}, tmp)
-	err = errors.Join(err, tmp.Chmod(mode), tmp.Close())
-	if err != nil {
-		return fmt.Errorf("copy %s to %s: %w", src, dst, err)
+	err = c.read(ctx, src, tmp)
+	if err = errors.Join(err, tmp.Chmod(at.mode), tmp.Close()); err != nil {
+		return err
 	}
-	return os.Rename(tmp.Name(), dst)
+	return os.Rename(tmp.Name(), target)
 }
 
-// downloadDir receives a tree as a tar stream made by an untrusted guest: os.Root keeps every name below dst.
-func downloadDir(ctx context.Context, g *client.Guest, src wire.EntryInfo, dst string) error {
-	if isDir(dst) {
-		dst = filepath.Join(dst, path.Base(src.Path))
-	}
-	if err := os.MkdirAll(dst, 0o755); err != nil {
-		return err
-	}
-	root, err := os.OpenRoot(dst)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
+// tree copies a directory with all that is in it, or a link, or a file with everything a file can have.
+func (c *copier) tree(ctx context.Context, src, dst place, isDir, merge bool) error {
 	r, w := io.Pipe()
-	go func() {
-		_ = w.CloseWithError(call.Download(ctx, g, wire.MethodArchive, wire.ArchiveRequest{Path: src.Path}, w))
-	}()
 	defer r.Close()
-	if err := extract(root, tar.NewReader(r), path.Base(src.Path)); err != nil {
-		return fmt.Errorf("copy %s to %s: %w", src.Path, dst, err)
+	// In a sandbox what is no directory goes into one, under its name.
+	name, into := "", dst
+	if dst.g != nil && !isDir {
+		name, into.path = path.Base(dst.path), path.Dir(dst.path)
 	}
-	return nil
+	noRoot := merge && dst.g != nil
+	go func() {
+		if src.g == nil {
+			o := tree.PackOptions{Follow: c.follow, Name: name, NoRoot: noRoot, Count: c.meter.name}
+			_ = w.CloseWithError(tree.Pack(ctx, c.meter.writer(w), src.path, o))
+			return
+		}
+		req := wire.TreeRequest{Path: c.remote(src), User: c.user, Follow: c.follow, Name: wire.EncodeName(name), NoRoot: noRoot}
+		_ = w.CloseWithError(call.Download(ctx, src.g, wire.MethodFileTree, req, c.meter.writer(w)))
+	}()
+	if dst.g == nil {
+		return tree.Unpack(ctx, dst.path, r, tree.UnpackOptions{Count: c.meter.name, Skipped: func(name, why string) {
+			c.a.progress("left out: %s, %s", printable(name), why)
+		}})
+	}
+	absolute, err := c.absolute(ctx, into)
+	if err != nil {
+		return err
+	}
+	req := wire.ExtractRequest{Path: wire.EncodeName(absolute), User: c.user, DefaultUser: c.user == "", KeepDirs: merge}
+	return call.Upload(ctx, dst.g, wire.MethodExtract, req, r, nil)
 }
 
-// extract unpacks below root; the archive's names begin with top.
-func extract(root *os.Root, t *tar.Reader, top string) error {
-	for {
-		h, err := t.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		name := path.Clean(strings.TrimPrefix(h.Name, "/"))
-		name = strings.TrimPrefix(strings.TrimPrefix(name, top), "/")
-		if name == "" || name == "." {
-			continue
-		}
-		if err := extractOne(root, t, h, name); err != nil {
-			return err
-		}
+// absolute is a place's path as Extract takes it.
+func (c *copier) absolute(ctx context.Context, p place) (string, error) {
+	if path.IsAbs(p.path) {
+		return p.path, nil
 	}
-}
-
-func extractOne(root *os.Root, t *tar.Reader, h *tar.Header, name string) error {
-	mode := fs.FileMode(h.Mode).Perm()
-	switch h.Typeflag {
-	case tar.TypeDir:
-		return root.MkdirAll(name, mode|0o700)
-	case tar.TypeSymlink:
-		_ = root.Remove(name)
-		return root.Symlink(h.Linkname, name)
-	case tar.TypeLink:
-		_ = root.Remove(name)
-		target := path.Clean(h.Linkname)
-		_, rest, _ := strings.Cut(target, "/")
-		return root.Link(rest, name)
-	case tar.TypeReg:
-		_ = root.Remove(name)
-		f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-		if err != nil {
-			return err
-		}
-		_, err = io.Copy(f, t)
-		return errors.Join(err, f.Chmod(mode), f.Close())
+	home, err := c.look(ctx, place{id: p.id, g: p.g, path: "~"}, true)
+	if err != nil {
+		return "", err
 	}
-	return nil // devices, pipes and sockets stay in the guest
+	return path.Join(home.path, strings.TrimPrefix(p.path, "~")), nil
 }

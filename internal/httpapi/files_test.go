@@ -375,22 +375,31 @@ func TestUploadBrokenOff(t *testing.T) {
 	if _, err := w.Write(bytes.Repeat([]byte("x"), 300<<10)); err != nil {
 		t.Fatal(err)
 	}
+	until := func(files int) {
+		t.Helper()
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		deadline := time.After(testenv.Timeout(10 * time.Second))
+		for {
+			entries, err := os.ReadDir(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(entries) == files {
+				return
+			}
+			select {
+			case <-tick.C:
+			case <-deadline:
+				t.Fatalf("%d files: %v", files, entries)
+			}
+		}
+	}
+	until(1)
 	cancel()
 	_ = w.CloseWithError(context.Canceled) // the transport waits for its reader
 	<-ended
-	deadline := time.Now().Add(testenv.Timeout(10 * time.Second))
-	for {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(entries) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("left behind: %v", entries)
-		}
-	}
+	until(0)
 }
 
 func TestFileRoutes(t *testing.T) {

@@ -32,6 +32,7 @@ const (
 	MethodExtract      = "agent.Extract" // tar stream into a directory
 	MethodArchive      = "agent.Archive" // tar stream of a path
 	MethodPivot        = "agent.Pivot"   // build phase: make the prepared disk the root
+	MethodInit         = "agent.Init" // start the image's own init; feature "init"
 	MethodPowerOff     = "agent.PowerOff"
 	MethodContextNew   = "context.Create"
 	MethodContextEval  = "context.Eval"
@@ -181,6 +182,8 @@ type Metrics struct {
 type ExtractRequest struct {
 	Path string `json:"path"`           // directory, made when missing
 	User string `json:"user,omitempty"` // extract as this user; empty: keep the archive's owners (root)
+	// DefaultUser, without User, is the image's. Feature files.
+	DefaultUser bool `json:"defaultUser,omitempty"`
 	// KeepDirs leaves mode and owner of directories that are there already. Feature "steps".
 	KeepDirs bool `json:"keepDirs,omitempty"`
 }
@@ -188,6 +191,22 @@ type ExtractRequest struct {
 // ArchiveRequest asks for a tar stream of a file or directory (names relative to its parent).
 type ArchiveRequest struct {
 	Path string `json:"path"`
+}
+
+// FeatureInit in Hello's features says that the agent knows MethodInit.
+const FeatureInit = "init"
+
+// InitRequest starts the image's own init, if it does not run, and waits until it is up. Everything started for users
+// afterwards is started inside it.
+type InitRequest struct {
+	Init      string `json:"init"` // "systemd"
+	TimeoutMS int64  `json:"timeoutMs"`
+}
+
+// InitReply is when it is up.
+type InitReply struct {
+	State  string   `json:"state"`            // "running" or "degraded"
+	Failed []string `json:"failed,omitempty"` // units
 }
 
 // PivotRequest ends the build phase: the file system mounted at /newroot becomes the root.
