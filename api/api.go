@@ -128,6 +128,19 @@ type SnapshotInfo struct {
 	ChainDepth  int            `json:"chain_depth"`
 	Ancestors   []string       `json:"ancestors"` // root first
 	Dependents  []string       `json:"dependents"`
+	Config      *ImageConfig   `json:"config,omitempty"` // of its image; not known of snapshots made by older versions
+}
+
+// ImageConfig is how an image's programs are started: the defaults of every process of a sandbox, and what runs when
+// no command is given.
+type ImageConfig struct {
+	Env        map[string]string `json:"env,omitempty"`
+	WorkDir    string            `json:"workdir,omitempty"` // "": the user's home
+	User       string            `json:"user,omitempty"`    // "": root
+	Entrypoint []string          `json:"entrypoint,omitempty"`
+	Cmd        []string          `json:"cmd,omitempty"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Ports      []string          `json:"ports,omitempty"` // "8080/tcp": what the image says it listens on
 }
 
 // Image is a bootable root file system.
@@ -171,6 +184,7 @@ type Sandbox struct {
 	BranchCount  int          `json:"branch_count,omitempty"`
 	LatestBranch string       `json:"latest_branch,omitempty"` // tag; the parent of its next branch
 	CloneReport  *CloneReport `json:"clone_report,omitempty"`
+	Config       *ImageConfig `json:"config,omitempty"` // of its image; in the reply to GET /v1/sandboxes/{id}
 	Error        *Error       `json:"error,omitempty"`
 }
 

@@ -213,6 +213,12 @@ func (c *Client) Snapshots(ctx context.Context) ([]api.Snapshot, error) {
 	return v, c.do(ctx, http.MethodGet, "/v1/snapshots", nil, &v)
 }
 
+// SnapshotsAndSteps lists the steps of builds as well, which are kept for later builds.
+func (c *Client) SnapshotsAndSteps(ctx context.Context) ([]api.Snapshot, error) {
+	var v []api.Snapshot
+	return v, c.do(ctx, http.MethodGet, "/v1/snapshots?all=true", nil, &v)
+}
+
 // SnapshotInfo describes one.
 func (c *Client) SnapshotInfo(ctx context.Context, tag string) (*api.SnapshotInfo, error) {
 	v := &api.SnapshotInfo{}
@@ -239,6 +245,12 @@ func (c *Client) RemoveImage(ctx context.Context, id string) error {
 func (c *Client) Tree(ctx context.Context) ([]api.TreeNode, error) {
 	var v []api.TreeNode
 	return v, c.do(ctx, http.MethodGet, "/v1/tree", nil, &v)
+}
+
+// TreeAndSteps is the family tree with the steps of builds.
+func (c *Client) TreeAndSteps(ctx context.Context) ([]api.TreeNode, error) {
+	var v []api.TreeNode
+	return v, c.do(ctx, http.MethodGet, "/v1/tree?all=true", nil, &v)
 }
 
 // Build sends a recipe (a tar stream whose first entry is recipe.yaml, then the files it names) and calls event for

@@ -23,7 +23,7 @@ func (a *App) serve() *cobra.Command {
 		Short: "Run the daemon in the foreground",
 		Long: "Run the daemon in the foreground, on a unix socket that only its owner may open. Other verbs start one in\n" +
 			"the background by themselves. Environment: FORKD_ACCELERATOR (auto, tcg, kvm), FORKD_MAX_SANDBOXES,\n" +
-			"FORKD_HOT_MAX_BYTES.",
+			"FORKD_HOT_MAX_BYTES, FORKD_STEP_MAX_BYTES (what finished steps of builds may take that nothing stands on).",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			report := func(error) {}

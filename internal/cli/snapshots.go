@@ -16,24 +16,37 @@ import (
 )
 
 func (a *App) snapshots() *cobra.Command {
-	return &cobra.Command{
+	var all bool
+	cmd := &cobra.Command{
 		Use: "snapshots", Aliases: []string{"snapshot-ls"}, Short: "List snapshots", Args: cobra.NoArgs,
+		Long: "List snapshots. With --all also the steps of builds, which are kept so that the next build goes on from the last that\n" +
+			"has not changed. They can be forked and removed like others.",
 		RunE: a.verb(func(ctx context.Context, c *client.Client, _ []string) error {
-			list, err := c.Snapshots(ctx)
+			get := c.Snapshots
+			if all {
+				get = c.SnapshotsAndSteps
+			}
+			list, err := get(ctx)
 			if err != nil {
 				return err
 			}
-			return a.show(list, func(w io.Writer) error { return printSnapshots(w, list) })
+			return a.show(list, func(w io.Writer) error { return printSnapshots(w, list, all) })
 		}),
 	}
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "list the steps of builds as well")
+	return cmd
 }
 
-func printSnapshots(w io.Writer, list []api.Snapshot) error {
+// printSnapshots prints a table. Without steps a parent that is one is no name anybody would know.
+func printSnapshots(w io.Writer, list []api.Snapshot, steps bool) error {
 	var rows [][]string
 	for _, s := range list {
 		hot := "cold"
 		if s.Hot {
 			hot = "hot"
+		}
+		if strings.HasPrefix(s.Parent, ".") && !steps {
+			s.Parent = "(step)"
 		}
 		rows = append(rows, []string{
 			s.Tag, snapshotStatus(s), s.Mode, s.Parent, s.Recipe, strings.Join(s.Warm, ", "), fmt.Sprint(s.CPUs), size(s.MemoryBytes),
@@ -114,14 +127,42 @@ func printSnapshot(w io.Writer, s *api.SnapshotInfo) error {
 		{"kernel", s.Kernel},
 		{"booted in", ms(s.BootMS)},
 		{"warmed in", ms(s.WarmMS)},
+	}
+	rows = append(rows, configRows(s.Config)...)
+	rows = append(rows, [][]string{
 		{"stands on", strings.Join(s.Ancestors, " → ")},
 		{"stood on by", strings.Join(s.Dependents, ", ")},
 		{"sandboxes", fmt.Sprint(s.Sandboxes)},
-	}
+	}...)
 	if s.BranchedFrom != "" {
 		rows = append(rows, branchRows(&s.Snapshot)...)
 	}
 	return table(w, "tag | "+s.Tag, rows)
+}
+
+// configRows say how an image's programs are started, as far as it says.
+func configRows(c *api.ImageConfig) [][]string {
+	if c == nil {
+		return nil
+	}
+	list := func(m map[string]string) string {
+		var pairs []string
+		for k, v := range m {
+			pairs = append(pairs, k+"="+v)
+		}
+		slices.Sort(pairs)
+		return strings.Join(pairs, " ")
+	}
+	var rows [][]string
+	for _, row := range [][]string{
+		{"user", c.User}, {"directory", c.WorkDir}, {"entry point", strings.Join(c.Entrypoint, " ")}, {"command", strings.Join(c.Cmd, " ")},
+		{"environment", list(c.Env)}, {"ports", strings.Join(c.Ports, " ")}, {"labels", list(c.Labels)},
+	} {
+		if row[1] != "" {
+			rows = append(rows, row)
+		}
+	}
+	return rows
 }
 
 func (a *App) rmi() *cobra.Command {

@@ -16,18 +16,26 @@ import (
 )
 
 func (a *App) tree() *cobra.Command {
-	return &cobra.Command{
+	var all bool
+	cmd := &cobra.Command{
 		Use: "tree", Short: "Show images, snapshots and sandboxes as a family tree, with their own and shared sizes", Args: cobra.NoArgs,
 		Long: "Show images, snapshots and sandboxes as a family tree. OWN is what a node adds to what it stands on, SHARED what it\n" +
-			"has from there and does not cost again; STORED is the size on disk, compressed.",
+			"has from there and does not cost again; STORED is the size on disk, compressed. With --all also the steps of builds\n" +
+			"that are kept for later builds; each stands on the step before it.",
 		RunE: a.verb(func(ctx context.Context, c *client.Client, _ []string) error {
-			nodes, err := c.Tree(ctx)
+			list := c.Tree
+			if all {
+				list = c.TreeAndSteps
+			}
+			nodes, err := list(ctx)
 			if err != nil {
 				return err
 			}
 			return a.show(nodes, func(w io.Writer) error { return printTree(w, nodes, a.branches()) })
 		}),
 	}
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "show the steps of builds as well")
+	return cmd
 }
 
 // branchSet is what a tree is drawn with.

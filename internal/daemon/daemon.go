@@ -32,6 +32,7 @@ type Config struct {
 	Accelerator  string // auto, tcg, kvm
 	MaxSandboxes int
 	HotMaxBytes  int64
+	StepMaxBytes int64
 	Log          *slog.Logger
 }
 
@@ -51,6 +52,7 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 	}
 	c.MaxSandboxes = int(number("FORKD_MAX_SANDBOXES", 1))
 	c.HotMaxBytes = number("FORKD_HOT_MAX_BYTES", 1)
+	c.StepMaxBytes = number("FORKD_STEP_MAX_BYTES", 1)
 	c.Accelerator = getenv("FORKD_ACCELERATOR")
 	switch c.Accelerator {
 	case "":
@@ -120,6 +122,7 @@ func openHost(ctx context.Context, cfg Config, ad advert) (*host.Host, error) {
 	}
 	return host.Open(ctx, host.Config{
 		Home: cfg.Home, Engine: eng, Agent: agent, Log: cfg.Log, MaxSandboxes: cfg.MaxSandboxes, HotMaxBytes: cfg.HotMaxBytes,
+		StepMaxBytes: cfg.StepMaxBytes,
 		Changed: func(tags []string) {
 			if err := ad.write(tags); err != nil {
 				cfg.Log.Warn("advertise tags", "error", err)

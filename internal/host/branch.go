@@ -213,7 +213,7 @@ func (b *branch) reserve(tag string) error {
 	b.w = &writing{hot: image, parent: b.parent, status: lineage.Writing, settled: make(chan struct{})}
 	b.w.m = store.Snapshot{
 		FormatVersion: store.FormatVersion, Tag: tag, CreatedAt: time.Now().UTC().Round(time.Millisecond), Parent: b.parent.tag,
-		Engine: format, Image: hot.image, Warm: []string{}, Protocol: b.parent.snapshot.Protocol,
+		Engine: format, Image: hot.image, Warm: []string{}, Protocol: b.parent.snapshot.Protocol, Config: b.parent.snapshot.Config,
 	}
 	b.undo.Add(func() {
 		if !isClosed(image.ready) {

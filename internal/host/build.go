@@ -163,10 +163,7 @@ func (b *build) run(ctx context.Context) (store.Snapshot, error) {
 func (b *build) resolve(ctx context.Context) error {
 	cfg := b.imageHost()
 	b.say("packages", "resolving %s", b.recipe.Base)
-	// The recipe's commands are steps on top of the image, so that a changed one does not make another image.
-	base := *b.recipe
-	base.Run = nil
-	plan, err := image.Resolve(ctx, &base, b.spec.Files, cfg)
+	plan, err := image.Resolve(ctx, b.recipe, b.spec.Files, cfg)
 	if err != nil {
 		return resolveError(err)
 	}

@@ -203,6 +203,9 @@ func (bl *builder) step(ctx context.Context, s *buildStep) error {
 	alive, stop := untilDead(ctx, bl.s.machine)
 	defer stop()
 	if err := s.do(alive, bl); err != nil {
+		if errors.Is(err, ErrStep) || ctx.Err() != nil { // its output says more than the machine could
+			return causeOr(ctx, err)
+		}
 		return withConsole(deathOr(bl.s.machine, causeOr(alive, err)), bl.s.machine.Console())
 	}
 	if !s.kept {
@@ -315,9 +318,9 @@ func (bl *builder) run(ctx context.Context, c command) error {
 	case end.Code() == 0:
 		return nil
 	case end.Error != "" && end.Error != end.Status:
-		return fmt.Errorf("%w: %s\n%s", ErrInvalid, end.Error, out.tail.text())
+		return fmt.Errorf("%w: %s%s", ErrStep, end.Error, output(&out.tail))
 	}
-	return fmt.Errorf("%w: %s\n%s", ErrInvalid, end.Status, out.tail.text())
+	return fmt.Errorf("%w: %s%s", ErrStep, end.Status, output(&out.tail))
 }
 
 // stepOutput passes on lines, as many as anybody reads, and keeps the last of all for an error.

@@ -15,6 +15,7 @@ var (
 	ErrUnsupported = errors.New("not supported")
 	ErrClosed      = errors.New("the daemon is stopping")
 	ErrWarmup      = errors.New("warm-up failed")
+	ErrStep        = errors.New("the command failed") // of a build
 )
 
 // HintError is an error with advice.

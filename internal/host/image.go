@@ -212,11 +212,7 @@ func (b *build) step(ctx context.Context, conn *guest.Conn, step image.Step) err
 	if end.Code() == 0 {
 		return nil
 	}
-	err = fmt.Errorf("%s: %s\n%s", step.Name, end.Status, out.text())
-	if step.Recipe {
-		return fmt.Errorf("%w: %w", ErrInvalid, err)
-	}
-	return err
+	return fmt.Errorf("%s: %s\n%s", step.Name, end.Status, out.text())
 }
 
 func powerOff(ctx context.Context, machine engine.Machine, conn *guest.Conn) error {

@@ -49,7 +49,8 @@ func (h *Host) RemoveSnapshot(ctx context.Context, tag string, opts RemoveOption
 		return nil, fmt.Errorf("remove snapshot %s: %w", tag, err)
 	}
 	if len(down) > 0 && !opts.Cascade && !opts.Force {
-		return nil, hint(fmt.Errorf("remove snapshot %s: %w: snapshots %s stand on it", tag, ErrBusy, strings.Join(down, ", ")),
+		return nil, hint(fmt.Errorf("remove snapshot %s: %w: snapshots %s stand on it", tag, ErrBusy,
+			strings.Join(slices.DeleteFunc(slices.Clone(down), lineage.IsStep), ", ")),
 			"remove those, too: forkd rmi --cascade %s; or only this one, keeping what they need of it: forkd rmi --force %s", tag, tag)
 	}
 	if opts.Force && len(down) > 0 {

@@ -443,8 +443,9 @@ type Node struct {
 	Children                []Node
 }
 
-// Tree is the family: images, the snapshots on them, their snapshots and sandboxes.
-func (h *Host) Tree() []Node {
+// Tree is the family: images, the snapshots on them, their snapshots and sandboxes. Steps of builds are in it with all;
+// otherwise what stands on them stands where they do.
+func (h *Host) Tree(all bool) []Node {
 	snapshots := map[string]SnapshotView{}
 	for _, v := range h.Snapshots() {
 		snapshots[v.Tag] = v
@@ -462,9 +463,26 @@ func (h *Host) Tree() []Node {
 				n.Children = append(n.Children, subtree(tag, family, snapshots, sandboxes, 0))
 			}
 		}
+		if !all {
+			n.Children = withoutSteps(n.Children)
+		}
 		roots = append(roots, n)
 	}
 	return roots
+}
+
+// withoutSteps has what stands on a step in its place.
+func withoutSteps(nodes []Node) []Node {
+	var out []Node
+	for _, n := range nodes {
+		n.Children = withoutSteps(n.Children)
+		if n.Kind == "snapshot" && lineage.IsStep(n.Name) && !slices.ContainsFunc(n.Children, func(c Node) bool { return c.Kind == "sandbox" }) {
+			out = append(out, n.Children...)
+			continue
+		}
+		out = append(out, n)
+	}
+	return out
 }
 
 const maxDepth = 1000 // a cycle read from a damaged disk must not recurse for ever

@@ -90,6 +90,12 @@ func rest(ctx context.Context) error {
 func (b *build) warmup(ctx context.Context, conn *guest.Conn) ([]string, error) {
 	up := b.recipe.Warmup
 	warm := []string{}
+	if b.recipe.Init != "" {
+		if err := b.startInit(ctx, conn); err != nil {
+			return nil, err
+		}
+		warm = append(warm, b.recipe.Init)
+	}
 	if up == nil {
 		return warm, nil
 	}

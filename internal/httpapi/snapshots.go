@@ -8,9 +8,17 @@ import (
 	"forkd.dev/forkd/internal/lineage"
 )
 
-func (s *Server) snapshots(w http.ResponseWriter, _ *http.Request) error {
+// snapshots lists those that users have named; with all=true the steps of builds as well.
+func (s *Server) snapshots(w http.ResponseWriter, r *http.Request) error {
+	all, err := flag(r, "all")
+	if err != nil {
+		return err
+	}
 	list := []api.Snapshot{}
 	for _, v := range s.Host.Snapshots() {
+		if lineage.IsStep(v.Tag) && !all {
+			continue
+		}
 		list = append(list, snapshot(v))
 	}
 	return reply(w, http.StatusOK, list)
@@ -22,7 +30,7 @@ func snapshot(v host.SnapshotView) api.Snapshot {
 		Parent: v.Parent, Image: v.Image, Recipe: v.Recipe, Warm: notNil(v.Warm), CPUs: v.Engine.CPUs,
 		MemoryBytes: v.Engine.MemoryBytes, MemoryOwnBytes: v.MemoryOwn, DiskOwnBytes: v.DiskOwn, StoredBytes: v.Stored,
 		Hot: v.Hot, Sandboxes: v.Sandboxes, MemorySharedBytes: v.MemoryShared, DiskSharedBytes: v.DiskShared,
-		Error: v.Reason,
+		Error: v.Reason, Step: lineage.IsStep(v.Tag),
 	}
 	if v.Status == lineage.Ready { // before that there is no manifest yet whose digest it could be
 		out.ID = v.ID()
@@ -49,7 +57,17 @@ func (s *Server) snapshotInfo(w http.ResponseWriter, r *http.Request) error {
 		Snapshot: snapshot(v), Engine: asMap(v.Engine), Kernel: v.Kernel, Agent: v.Agent, MemoryLayer: v.Memory.String(),
 		DiskLayer: v.Disk.String(), StateBytes: v.StateBytes, RecipeText: v.RecipeText, BootMS: v.BootMS, WarmMS: v.WarmMS,
 		ChainDepth: len(v.Ancestors), Ancestors: notNil(v.Ancestors), Dependents: notNil(v.Dependents),
+		Config: imageConfig(v.Config),
 	})
+}
+
+// imageConfig is nil for a snapshot from before there was one.
+func imageConfig(c *store.Config) *api.ImageConfig {
+	if c == nil {
+		return nil
+	}
+	out := api.ImageConfig(*c)
+	return &out
 }
 
 func notNil(s []string) []string {
@@ -94,8 +112,12 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *Server) tree(w http.ResponseWriter, _ *http.Request) error {
-	return reply(w, http.StatusOK, nodes(s.Host.Tree()))
+func (s *Server) tree(w http.ResponseWriter, r *http.Request) error {
+	all, err := flag(r, "all")
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, nodes(s.Host.Tree(all)))
 }
 
 func nodes(in []host.Node) []api.TreeNode {

@@ -66,11 +66,10 @@ type PackageRef struct {
 
 // Step is something to run as root inside the VM, with the new root file system as its root.
 type Step struct {
-	Name   string // for progress and errors: "configure packages", "run 1: pip check"
+	Name   string // for progress and errors: "configure packages"
 	Argv   []string
 	Env    map[string]string // complete: nothing is inherited
 	Dir    string
-	Recipe bool // a command of the recipe: its failure is the user's, not ours
 }
 
 // Resolve finds out what the recipe's image consists of. files is the recipe's directory. It needs the network for the
@@ -186,13 +185,13 @@ func (p *Plan) digest() (string, error) {
 		Files               []file
 		Env                 map[string]string
 		WorkDir, User       string
-		Run                 []string
+		Run                 []string // always nil: commands are no part of an image any more
 		DiskBytes           int64
 		Foreign             string  `json:",omitempty"`
 		Config              *Config `json:",omitempty"`
 	}{
 		builderVersion, p.Recipe.Base, p.arch, p.Packages, files, p.Recipe.Env, p.Recipe.WorkDir, p.Recipe.User,
-		p.Recipe.Run, p.Recipe.Machine.DiskBytes, "", nil,
+		nil, p.Recipe.Machine.DiskBytes, "", nil,
 	}
 	if p.foreign != nil { // whatever it was found as: the same layers and configuration are the same image
 		record.Base, record.Foreign, record.Config = "", p.foreign.image.Digest, &p.Config

@@ -24,6 +24,7 @@ type Recipe struct {
 	WorkDir  string            // absolute; default "/root", or the user's home; of a base that is not Debian: "", its own
 	User     string            // who runs the warm-up and a sandbox's processes; made when missing; default "root", or the base's: ""
 	Run      []string          // shell commands, as root inside a VM, in order; no network
+	Init     string   // "systemd": the image's own, started before the warm-up; default "": none
 	Machine  Machine
 	Warmup   *Warmup // nil: the snapshot is of a freshly booted machine
 }
@@ -46,6 +47,9 @@ type Machine struct {
 	CPUsGiven   bool  // by the recipe, as the memory: on a base that is a snapshot they must be the snapshot's
 	MemoryGiven bool
 }
+
+// InitSystemd is the init of a recipe that wants systemd to run.
+const InitSystemd = "systemd"
 
 // Defaults of a recipe.
 const (
@@ -176,6 +180,16 @@ func (d *decoder) recipe(n *node, r *Recipe) {
 					r.Run = append(r.Run, s)
 				}
 			})
+		},
+		"init": func(n *node) {
+			if s, ok := d.text(n, maxNameLength); ok {
+				if s != InitSystemd && s != "none" {
+					d.fault(n, `init %q: "systemd", or "none", which is the default`, short(s))
+				}
+				if s == InitSystemd {
+					r.Init = s
+				}
+			}
 		},
 		"machine": func(n *node) { d.machine(n, &r.Machine) },
 		"warmup":  func(n *node) { r.Warmup = d.warmup(n) },

@@ -448,12 +448,9 @@ func TestSteps(t *testing.T) {
 	steps := p.Steps()
 	var got []string
 	for _, s := range steps {
-		got = append(got, fmt.Sprintf("%s %v", s.Name, s.Recipe))
+		got = append(got, s.Name)
 	}
-	want := []string{
-		"prepare packages false", "configure packages false", "make user agent false", "copy files false", "run 1: echo hi true",
-		"clean up false",
-	}
+	want := []string{"prepare packages", "configure packages", "make user agent", "copy files", "clean up"}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
@@ -461,9 +458,6 @@ func TestSteps(t *testing.T) {
 		if out, err := shell(t, "", nil, "-n", "-c", s.Argv[2]); err != nil {
 			t.Errorf("%s: %v: %s", s.Name, err, out)
 		}
-	}
-	if steps[4].Env["KEY"] != "value" || steps[4].Env["HOME"] != "/root" {
-		t.Errorf("environment of a recipe's command: %v", steps[4].Env)
 	}
 }
 

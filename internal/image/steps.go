@@ -35,10 +35,10 @@ func buildEnvironment() map[string]string {
 }
 
 // Steps is what must run inside, in this order, each successfully, after WriteRootfs's stream was extracted to an
-// empty file system that is now the root.
+// empty file system that is now the root. The recipe's commands come after that, in a machine that boots it.
 func (p *Plan) Steps() []Step {
 	if p.foreign != nil {
-		return p.foreignSteps()
+		return nil // nothing of such an image is ours to change
 	}
 	var steps []Step
 	add := func(name, script string) {
@@ -52,21 +52,8 @@ func (p *Plan) Steps() []Step {
 	if script := p.filesScript(); script != "" {
 		add("copy files", script)
 	}
-	env := p.environment()
-	env["HOME"], env["USER"] = "/root", "root"
-	for i, command := range p.Recipe.Run {
-		steps = append(steps, runStep(i, command, env))
-	}
 	add("clean up", cleanScript)
 	return steps
-}
-
-// runStep is a command of the recipe.
-func runStep(i int, command string, env map[string]string) Step {
-	first, _, _ := strings.Cut(command, "\n")
-	return Step{
-		Name: fmt.Sprintf("run %d: %s", i+1, short(first)), Argv: []string{"/bin/sh", "-ec", command}, Env: env, Dir: "/", Recipe: true,
-	}
 }
 
 // preinstScript runs the preinst scripts of the base system, which dpkg would have run before unpacking.

@@ -301,7 +301,7 @@ func (s *Selection) Write(ctx context.Context, w io.Writer, destIsDir bool, owne
 	t := tar.NewWriter(w)
 	dest := strings.Trim(s.copy.Dest, "/")
 	isDir := destIsDir || !s.NeedsDest()
-	p := packer{ctx: ctx, t: t, c: s.c, owner: owner, chmod: int64(s.copy.Chmod), made: map[string]bool{}}
+	p := packer{ctx: ctx, t: t, c: s.c, owner: owner, chmod: int64(s.copy.Chmod), made: map[string]bool{}, now: time.Now()}
 	if isDir && dest != "" {
 		if err := p.dirs(dest); err != nil {
 			return err
@@ -339,6 +339,7 @@ type packer struct {
 	owner Owner
 	chmod int64
 	made  map[string]bool
+	now   time.Time // of what has no time of its own
 }
 
 // dirs makes a directory and those above it, as far as they are missing.
@@ -351,7 +352,7 @@ func (p *packer) dirs(name string) error {
 	}
 	p.made[name] = true
 	return p.t.WriteHeader(&tar.Header{
-		Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, Uid: p.owner.UID, Gid: p.owner.GID, Format: tar.FormatPAX,
+		Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, Uid: p.owner.UID, Gid: p.owner.GID, ModTime: p.now, Format: tar.FormatPAX,
 	})
 }
 
@@ -362,7 +363,9 @@ func (p *packer) put(name string, it item) error {
 	if err := p.dirs(path.Dir(name)); err != nil {
 		return err
 	}
-	h := &tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Uid: p.owner.UID, Gid: p.owner.GID, Format: tar.FormatPAX}
+	h := &tar.Header{
+		Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Uid: p.owner.UID, Gid: p.owner.GID, ModTime: p.now, Format: tar.FormatPAX,
+	}
 	var content io.Reader
 	if it.inline != nil {
 		h.Size, content = int64(len(*it.inline)), strings.NewReader(*it.inline)
@@ -527,7 +530,7 @@ func (c *Context) AddArchive(dir string, r io.Reader) error {
 // WriteDir writes an archive with a directory, to be extracted over the root directory.
 func WriteDir(w io.Writer, dir string) error {
 	t := tar.NewWriter(w)
-	p := packer{t: t, made: map[string]bool{}}
+	p := packer{t: t, made: map[string]bool{}, now: time.Now()}
 	if err := p.dirs(strings.Trim(dir, "/")); err != nil {
 		return err
 	}
