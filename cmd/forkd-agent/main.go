@@ -23,12 +23,16 @@ import (
 	"forkd.dev/forkd/internal/agent/probe"
 	"forkd.dev/forkd/internal/agent/process"
 	"forkd.dev/forkd/internal/agent/reap"
+	"forkd.dev/forkd/internal/agent/systemd"
 )
 
 // version is set by the build.
 var version = "dev"
 
 func main() {
+	if os.Args[0] == systemd.StageName {
+		systemd.Stage()
+	}
 	if os.Getpid() != 1 {
 		fmt.Fprintf(os.Stderr, "forkd-agent %s is started by a guest's kernel as its first process; forkd does all of that\n", version)
 		os.Exit(2)

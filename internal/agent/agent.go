@@ -15,6 +15,7 @@ import (
 
 	"forkd.dev/forkd/internal/agent/account"
 	"forkd.dev/forkd/internal/agent/reap"
+	"forkd.dev/forkd/internal/agent/systemd"
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
@@ -71,6 +72,8 @@ type Agent struct {
 	room []byte           // for the request to awaken; Serve's alone
 
 	sampled lastSample
+	ending  atomic.Bool   // powerOff has begun
+	inner   *systemd.Init // the image's own init, if one was asked for; needs awakening
 
 	// awakening is a token: quiesce, awaken, thaw, pivot and power-off exclude each other by it.
 	awakening chan struct{}
@@ -99,6 +102,7 @@ func New(cfg Config, bootID string) *Agent {
 		wire.MethodArchive:  a.archive,
 		wire.MethodPivot:    a.alone(a.pivot),
 		wire.MethodPowerOff: a.alone(a.powerOff),
+		wire.MethodInit:     a.alone(a.startInit),
 
 		wire.MethodEndProcesses: a.endStarted,
 		wire.MethodConfigure:    a.configure,

@@ -167,6 +167,9 @@ func (a *Agent) renewAll(
 		return nil, fmt.Errorf("thaw processes: %w", err)
 	}
 	a.sandbox = req.SandboxID
+	if a.inner != nil {
+		go a.inner.Renamed()
+	}
 	report.MS = float64(time.Since(received).Microseconds()) / 1000
 	return report, nil
 }

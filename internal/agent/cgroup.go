@@ -304,6 +304,10 @@ func (c *Cgroups) PIDs() ([]int, error) {
 			pids = append(pids, started...)
 			continue
 		}
+		if name == innerGroup {
+			pids = append(pids, below(c.user(name))...)
+			continue
+		}
 		b, err := os.ReadFile(filepath.Join(c.user(name), "cgroup.procs"))
 		if err != nil {
 			return nil, fmt.Errorf("list processes: %w", err)
@@ -311,6 +315,21 @@ func (c *Cgroups) PIDs() ([]int, error) {
 		pids = append(pids, pidsOf(b)...)
 	}
 	return pids, nil
+}
+
+// below are the processes of a group and of those below it, which come and go.
+func below(dir string) []int {
+	var pids []int
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil //nolint:nilerr // It is gone.
+		}
+		if b, err := os.ReadFile(filepath.Join(path, "cgroup.procs")); err == nil {
+			pids = append(pids, pidsOf(b)...)
+		}
+		return nil
+	})
+	return pids
 }
 
 // Kill ends every user process, wherever it hides.

@@ -91,7 +91,7 @@ func (a *Agent) runHook(ctx context.Context, path string, env []string) string {
 		sys.UseCgroupFD, sys.CgroupFD = true, int(group.Fd())
 	}
 	child, err := a.cfg.Reaper.Start(ctx, &reap.Command{
-		Path: path, Args: []string{path}, Env: env, Dir: a.cfg.System.Root, Files: []int{null, null, null}, Sys: sys,
+		Path: path, Args: []string{path}, Env: env, Dir: a.cfg.System.Root, Files: []int{null, null, null}, Sys: sys, Outside: true,
 	})
 	if err != nil {
 		return err.Error()

@@ -18,6 +18,7 @@ func (a *Agent) powerOff(ctx context.Context, s *wire.Stream, _ []byte) error {
 	if err := s.End(); err != nil {
 		return err
 	}
+	a.ending.Store(true)
 	// The caller is content with the answer and may hang up.
 	a.endProcesses(context.WithoutCancel(ctx))
 	return a.switchOff()

@@ -15,6 +15,7 @@ const (
 	callBound   = 30 * time.Second
 	settleBound = 5 * time.Minute // it writes what a warm-up left in its page cache
 	pivotBound  = 2 * time.Minute
+	anyBound    = 5 * time.Minute // of what has no bound of its own
 )
 
 // within bounds a call.
@@ -131,6 +132,22 @@ func (c *Conn) PowerOff(ctx context.Context) error {
 	ctx, cancel := within(ctx, callBound, wire.MethodPowerOff)
 	defer cancel()
 	return c.Call(ctx, wire.MethodPowerOff, struct{}{}, nil)
+}
+
+// maxUnits is how many units are named that failed.
+const maxUnits = 50
+
+// Init starts the image's own init, if it does not run, and returns when it is up.
+func (c *Conn) Init(ctx context.Context, name string, timeout time.Duration) (*wire.InitReply, error) {
+	ctx, cancel := within(ctx, timeout+callBound, wire.MethodInit)
+	defer cancel()
+	reply := &wire.InitReply{}
+	err := c.Call(ctx, wire.MethodInit, wire.InitRequest{Init: name, TimeoutMS: timeout.Milliseconds()}, reply)
+	if err != nil {
+		return nil, err
+	}
+	reply.State, reply.Failed = line(reply.State, maxSaid), said(reply.Failed, maxUnits)
+	return reply, nil
 }
 
 // Metrics samples the guest's accounting.

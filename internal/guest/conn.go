@@ -259,8 +259,14 @@ func (c *callConn) Close() error {
 	return c.Conn.Close()
 }
 
-// Call makes a call with one reply; out may be nil. A refusal by the guest is a *wire.Error.
+// Call makes a call with one reply; out may be nil. A refusal by the guest is a *wire.Error. A ctx without a deadline gets
+// one.
 func (c *Conn) Call(ctx context.Context, method string, in, out any) error {
+	if _, limited := ctx.Deadline(); !limited {
+		var cancel context.CancelFunc
+		ctx, cancel = within(ctx, anyBound, method)
+		defer cancel()
+	}
 	s, err := c.Open(ctx, method, in)
 	if err != nil {
 		return err

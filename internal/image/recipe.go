@@ -24,7 +24,7 @@ type Recipe struct {
 	WorkDir  string            // absolute; default "/root", or the user's home; of a base that is not Debian: "", its own
 	User     string            // who runs the warm-up and a sandbox's processes; made when missing; default "root", or the base's: ""
 	Run      []string          // shell commands, as root inside a VM, in order; no network
-	Init     string   // "systemd": the image's own, started before the warm-up; default "": none
+	Init     string            // "systemd": the image's own, started before the warm-up; default "": none
 	Machine  Machine
 	Warmup   *Warmup // nil: the snapshot is of a freshly booted machine
 }

@@ -30,6 +30,7 @@ type Reaper struct {
 	// child is between fork and exec (milliseconds).
 	mu       sync.Mutex
 	children map[int]*Child
+	inside   func(func()) // runs something where children are to be started; nil: here
 	waiting  sync.WaitGroup
 }
 
@@ -117,6 +118,16 @@ type Command struct {
 	Dir   string
 	Files []int // descriptors of the child from 0 on; the caller keeps its own
 	Sys   *syscall.SysProcAttr
+	// Outside is for the agent's own programs, which are started where the agent is.
+	Outside bool
+}
+
+// StartInside makes Start run commands elsewhere from now on: inside runs a function on a thread that is in other
+// namespaces.
+func (r *Reaper) StartInside(inside func(func())) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.inside = inside
 }
 
 // Start runs a command. The error is that of fork or exec, unwrapped enough for errors.Is with an Errno, or the end of
@@ -133,7 +144,16 @@ func (r *Reaper) Start(ctx context.Context, c *Command) (*Child, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// Not os.StartProcess: it waits through a pidfd, which fails once the exit has been taken by Wait4(-1).
-	pid, _, err := syscall.StartProcess(c.Path, c.Args, &syscall.ProcAttr{Dir: c.Dir, Env: c.Env, Files: files, Sys: c.Sys})
+	var pid int
+	var err error
+	start := func() {
+		pid, _, err = syscall.StartProcess(c.Path, c.Args, &syscall.ProcAttr{Dir: c.Dir, Env: c.Env, Files: files, Sys: c.Sys})
+	}
+	if r.inside != nil && !c.Outside {
+		r.inside(start)
+	} else {
+		start()
+	}
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", c.Path, err)
 	}

@@ -32,7 +32,7 @@ const (
 	MethodExtract      = "agent.Extract" // tar stream into a directory
 	MethodArchive      = "agent.Archive" // tar stream of a path
 	MethodPivot        = "agent.Pivot"   // build phase: make the prepared disk the root
-	MethodInit         = "agent.Init" // start the image's own init; feature "init"
+	MethodInit         = "agent.Init"    // start the image's own init; feature "init"
 	MethodPowerOff     = "agent.PowerOff"
 	MethodContextNew   = "context.Create"
 	MethodContextEval  = "context.Eval"

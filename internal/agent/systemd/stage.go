@@ -1,0 +1,73 @@
+package systemd
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+const bootIDFile = "/run/forkd/boot_id"
+
+// masked are units that have nothing to do in a sandbox: consoles that nobody sits at, file systems its kernel need not
+// have, tidying that would run in every fork.
+func masked() []string {
+	return []string{
+		"console-getty.service", "getty.target", "getty@.service", "serial-getty@.service", "container-getty@.service",
+		"autovt@.service", "tmp.mount", "dev-hugepages.mount", "sys-kernel-debug.mount", "sys-kernel-tracing.mount",
+		"sys-kernel-config.mount", "sys-fs-fuse-connections.mount", "proc-sys-fs-binfmt_misc.automount",
+		"proc-sys-fs-binfmt_misc.mount", "systemd-networkd-wait-online.service", "NetworkManager-wait-online.service",
+		"systemd-remount-fs.service", "systemd-modules-load.service", "systemd-random-seed.service", "systemd-timesyncd.service",
+		"systemd-firstboot.service", "systemd-machine-id-commit.service", "systemd-pstore.service", "ldconfig.service",
+		"apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer", "e2scrub_reap.service",
+		"fstrim.timer", "man-db.timer", "logrotate.timer",
+	}
+}
+
+// Stage is the main of the program between the agent and systemd: the first process of the new namespaces. It makes them
+// what systemd expects and becomes it.
+func Stage() {
+	runtime.LockOSThread() // a namespace is a thread's, and the one that executes systemd must have it
+	fmt.Fprintf(os.Stderr, "forkd-agent: start systemd: %v\n", stage())
+	os.Exit(1)
+}
+
+func stage() error {
+	// Now, in the cgroup that is to be its root.
+	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+		return fmt.Errorf("make a cgroup namespace: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	for _, m := range []struct {
+		source, target, kind string
+		flags                uintptr
+	}{
+		{"proc", "/proc", "proc", quiet},
+		{bootIDFile, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND},
+		{"sysfs", "/sys", "sysfs", quiet | unix.MS_RDONLY},
+		{"cgroup2", "/sys/fs/cgroup", "cgroup2", quiet},
+	} {
+		if err := unix.Mount(m.source, m.target, m.kind, m.flags, ""); err != nil {
+			return fmt.Errorf("mount %s: %w", m.target, err)
+		}
+	}
+	const units = "/run/systemd/system"
+	if err := os.MkdirAll(units, 0o755); err != nil {
+		return err
+	}
+	for _, unit := range masked() {
+		if err := os.Symlink("/dev/null", units+"/"+unit); err != nil && !os.IsExist(err) {
+			return err
+		}
+	}
+	path, err := program()
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("execute %s: %w", path, syscall.Exec(path, []string{path, "--system", "--show-status=false"}, os.Environ()))
+}
