@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -215,17 +216,25 @@ func (a *App) run() *cobra.Command {
 	var ff forkFlags
 	var keep bool
 	cmd := &cobra.Command{
-		Use: "run SNAPSHOT -- COMMAND [ARG…]", Short: "Fork one child, run a command in it, end it; exit code is the command's",
+		Use: "run SNAPSHOT [-- COMMAND [ARG…]]", Short: "Fork one child, run a command in it, end it; exit code is the command's",
+		Long: "Fork one child, run a command in it, end it; exit code is the command's. Without a command, what the snapshot's\n" +
+			"image says: its entry point and command.",
 		ValidArgsFunction: a.completeTags(1),
 		Example:           "  forkd run python-numpy -- python3 -c 'import numpy; print(numpy.__version__)'",
-		Args:              cobra.MinimumNArgs(2), Annotations: map[string]string{guestCode: "yes"},
+		Args:              cobra.MinimumNArgs(1), Annotations: map[string]string{guestCode: "yes"},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			req, err := ff.request(args[0], 1)
 			if err != nil {
 				return err
 			}
 			return a.withDaemon(cmd.Context(), func(c *client.Client) error {
-				return a.forkAndRun(cmd.Context(), c, req, args[1:], f, keep)
+				argv := args[1:]
+				if len(argv) == 0 {
+					if argv, err = a.imageCommand(cmd.Context(), c, args[0]); err != nil {
+						return err
+					}
+				}
+				return a.forkAndRun(cmd.Context(), c, req, argv, f, keep)
 			})
 		},
 	}
@@ -233,6 +242,18 @@ func (a *App) run() *cobra.Command {
 	f.add(cmd, false)
 	cmd.Flags().BoolVar(&keep, "keep", false, "keep the child and print its id on standard error")
 	return cmd
+}
+
+// imageCommand is what a snapshot's image runs when nothing else is asked for.
+func (a *App) imageCommand(ctx context.Context, c *client.Client, tag string) ([]string, error) {
+	info, err := c.SnapshotInfo(ctx, tag)
+	if err != nil {
+		return nil, a.elsewhere(err, c, tag)
+	}
+	if info.Config != nil && len(info.Config.Entrypoint)+len(info.Config.Cmd) > 0 {
+		return slices.Concat(info.Config.Entrypoint, info.Config.Cmd), nil
+	}
+	return nil, usage("the image of %s has no entry point and no command; give one: forkd run %s -- COMMAND", tag, tag)
 }
 
 func (a *App) forkAndRun(ctx context.Context, c *client.Client, req api.ForkRequest, argv []string, f execFlags, keep bool) (err error) {

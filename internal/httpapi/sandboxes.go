@@ -144,6 +144,7 @@ func (s *Server) sandboxView(v host.View) api.Sandbox {
 	out := sandbox(v)
 	if snap, err := s.Host.Snapshot(v.SnapshotTag); err == nil { // it may be gone by now
 		out.DiskSharedBytes = snap.DiskOwn + snap.DiskShared
+		out.Config = imageConfig(snap.Config)
 	}
 	return out
 }

@@ -6,6 +6,7 @@ import (
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/host"
 	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/store"
 )
 
 // snapshots lists those that users have named; with all=true the steps of builds as well.
