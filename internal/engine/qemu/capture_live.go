@@ -31,6 +31,8 @@ type liveCapture struct {
 	m       *machine
 	scratch *memory.Scratch
 	disk    *diskSwitch
+	held    bool          // QEMU has begun, and waits for the flood
+	flood   chan struct{} // closed when the drain may begin
 	stream  *os.File      // our end
 	armed   chan struct{} // closed when the first page has come
 	drained chan struct{}
@@ -42,10 +44,13 @@ type liveCapture struct {
 
 func (m *machine) captureLive(ctx context.Context, spec *engine.CaptureSpec, ram *memory.Process) (*engine.Capture, error) {
 	began := time.Now()
-	l := &liveCapture{m: m, armed: make(chan struct{}), drained: make(chan struct{})}
+	l := &liveCapture{m: m, held: canHold(m.format.Version), flood: make(chan struct{}), armed: make(chan struct{}), drained: make(chan struct{})}
 	theirs, err := l.prepare(ctx, ram)
 	if err != nil {
 		return nil, err
+	}
+	if !l.held {
+		l.letFlow()
 	}
 	go l.drain(spec.Progress)
 	// Ours goes once QEMU has its own: the stream ends when all of them are closed.
@@ -53,6 +58,11 @@ func (m *machine) captureLive(ctx context.Context, spec *engine.CaptureSpec, ram
 	_ = theirs.Close()
 	if err != nil {
 		return nil, errors.Join(err, l.discard())
+	}
+	if l.held {
+		if err := l.begin(ctx); err != nil {
+			return nil, errors.Join(err, l.undo(ctx))
+		}
 	}
 	setup := time.Since(began)
 	if err := spec.Quiesce(ctx); err != nil {
@@ -79,11 +89,12 @@ func (l *liveCapture) prepare(ctx context.Context, ram *memory.Process) (*os.Fil
 	if err != nil {
 		return nil, errors.Join(err, l.scratch.Close())
 	}
-	if _, err := unix.FcntlInt(theirs.Fd(), unix.F_SETPIPE_SZ, pipeBytes); err != nil {
-		// Refused to a user of many pipes; then QEMU waits for the drain more often.
-		_, _ = unix.FcntlInt(theirs.Fd(), unix.F_SETPIPE_SZ, pipeBytesFewer)
-	}
 	l.stream = ours
+	if !l.held {
+		widen(theirs)
+	} else if err := dam(ours, theirs); err != nil {
+		return nil, errors.Join(err, ours.Close(), theirs.Close(), l.scratch.Close())
+	}
 	return theirs, nil
 }
 
@@ -138,19 +149,39 @@ func (l *liveCapture) closeStream(ctx context.Context) error {
 func (l *liveCapture) undo(ctx context.Context) error {
 	ctx, cancel := pauseContext(ctx)
 	defer cancel()
-	return errors.Join(l.m.dropTop(ctx, l.disk), l.closeStream(ctx), l.discard())
+	if !l.held {
+		return errors.Join(l.m.dropTop(ctx, l.disk), l.closeStream(ctx), l.discard())
+	}
+	defer l.m.copying.Store(false)
+	return errors.Join(l.m.settle(ctx, l.stream), l.m.dropTop(ctx, l.disk), l.discard())
 }
 
 // discard ends the drain and frees the memory.
 func (l *liveCapture) discard() error {
 	_ = l.stream.SetReadDeadline(time.Unix(1, 0))
+	l.letFlow()
 	<-l.drained
 	return l.scratch.Close()
+}
+
+// letFlow lets the drain begin, and with it QEMU go on.
+func (l *liveCapture) letFlow() {
+	if !isClosed(l.flood) {
+		close(l.flood)
+	}
 }
 
 // drain runs until the stream ends, or is cut by discard.
 func (l *liveCapture) drain(progress func(done, total int64)) {
 	defer close(l.drained)
+	defer func() { _ = l.stream.Close() }()
+	<-l.flood
+	if l.held {
+		if l.err = undam(l.stream); l.err != nil {
+			return
+		}
+		widen(l.stream)
+	}
 	size := l.m.spec.MemoryBytes
 	l.state, l.err = drain(l.stream, fileSink{l.scratch.File()}, size, streamNews{
 		begun: func() { close(l.armed) },
@@ -161,7 +192,6 @@ func (l *liveCapture) drain(progress func(done, total int64)) {
 		},
 	})
 	l.ended = time.Now()
-	_ = l.stream.Close()
 }
 
 // take is the pause.
@@ -173,14 +203,15 @@ func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 	defer m.announced.drop(running)
 	m.copying.Store(true)
 	stopped := time.Now()
-	errs := m.monitor.Each(ctx, []qmp.Command{
-		{Name: "stop"},
-		l.disk.command(),
-		{Name: "migrate", Args: map[string]string{"uri": "fd:" + captureFD}},
-	})
+	commands := []qmp.Command{{Name: "stop"}, l.disk.command()}
+	if !l.held {
+		commands = append(commands, qmp.Command{Name: "migrate", Args: map[string]string{"uri": "fd:" + captureFD}})
+	}
+	errs := m.monitor.Each(ctx, commands)
 	moved := mayHave(errs[1])
 	err := first(errs)
 	if err == nil {
+		l.letFlow()
 		err = l.resume(ctx, running)
 	}
 	if err != nil {
