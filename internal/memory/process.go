@@ -388,6 +388,33 @@ func (p *Process) copy(ctx context.Context, own []layer.Extent, into *Buffer) (*
 	return pages, nil
 }
 
+// Address is where a byte of the guest's RAM lies in the process's address space.
+func (p *Process) Address(off int64) uint64 { return uint64(p.base) + uint64(off) }
+
+// Read copies the pages at these places, in ascending order, of a machine that stands still, end to end into a buffer of
+// their size.
+func (p *Process) Read(ctx context.Context, pages []int64, into []byte) error {
+	var list []layer.Extent
+	for _, off := range pages {
+		list = appendExtent(list, layer.Extent{Offset: off, Length: PageSize})
+	}
+	err := checkExtents(list, p.size)
+	if n := extentBytes(list); err == nil && n != int64(len(into)) {
+		err = fmt.Errorf("a buffer of %d bytes for %d", len(into), n)
+	}
+	if err == nil {
+		jobs := p.jobs(list, 0)
+		err = each(ctx, len(jobs), func(i int) error {
+			j := jobs[i]
+			return p.transfer(false, into[j.at:j.at+j.length], j.remote)
+		})
+	}
+	if err != nil {
+		return fmt.Errorf("read pages of process %d: %w", p.pid, gone(err))
+	}
+	return nil
+}
+
 // Write makes these pages the machine's own, which must map the image they stand over and whose CPUs must not have run.
 func (p *Process) Write(ctx context.Context, pages *Pages) error {
 	if err := p.write(ctx, pages); err != nil {

@@ -1,6 +1,7 @@
 package enginetest
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"os"
@@ -78,9 +79,15 @@ type Taken struct {
 // Begin captures; Finish must follow.
 func (s *Source) Begin(t testing.TB, mode engine.CaptureMode) *Taken {
 	t.Helper()
+	return s.BeginAt(t, mode, func(context.Context) error { return nil })
+}
+
+// BeginAt is Begin with something to do immediately before the pause.
+func (s *Source) BeginAt(t testing.TB, mode engine.CaptureMode, quiesce func(context.Context) error) *Taken {
+	t.Helper()
 	top := s.NextTop(t)
 	c, err := s.M.(engine.Capturer).Capture(t.Context(), &engine.CaptureSpec{
-		Mode: mode, DiskTop: top, Quiesce: func(context.Context) error { return nil },
+		Mode: mode, DiskTop: top, Quiesce: quiesce,
 	})
 	if err != nil {
 		t.Fatalf("capture %s: %v", mode, err)
@@ -261,5 +268,81 @@ func within(t *testing.T, g *Guest, limit time.Duration, request string) {
 	g.Do(request)
 	if took := time.Since(start); took > testenv.Timeout(limit) {
 		t.Errorf("the guest answered after %s", took)
+	}
+}
+
+// testTalkedToWhileCaptured: what is said to a machine while it is captured is heard by it, whole and once; and a machine
+// restored from the capture hears the first thing it is told. The device of the control channel moves what it is sent into
+// the guest's memory also while the guest stands still: if that falls between what is taken of the device and what of the
+// memory, one of the two is lost.
+func testTalkedToWhileCaptured(t *testing.T, f *fixture) {
+	f.eachMode(t, func(t *testing.T, f *fixture, mode engine.CaptureMode) {
+		s := f.source(t)
+		g := Talk(t, s.M)
+		g.Do("churn 16 -1")
+		for range 8 {
+			asked := make(chan int, 1)
+			over := make(chan struct{})
+			taken := s.BeginAt(t, mode, func(context.Context) error {
+				go func() { asked <- g.tellUntil(over) }()
+				return nil
+			})
+			close(over)
+			g.hear(<-asked)
+			s.End(t, taken)
+			child := s.Grandchild(t, f.engine, f.kit, taken)
+			hears(t, child)
+			if err := child.Close(); err != nil {
+				t.Error(err)
+			}
+			taken.Drop()
+		}
+		g.Do("check")
+	})
+}
+
+// tellUntil asks again and again, without waiting for answers, and returns how often.
+func (g *Guest) tellUntil(over chan struct{}) int {
+	tick := time.NewTicker(200 * time.Microsecond)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		select {
+		case <-over:
+			return n
+		case <-tick.C:
+		}
+		if _, err := fmt.Fprintln(g.conn, "get nothing"); err != nil {
+			g.t.Error(err)
+			return n
+		}
+	}
+}
+
+// hear takes so many answers.
+func (g *Guest) hear(n int) {
+	g.t.Helper()
+	for i := range n {
+		_ = g.conn.SetReadDeadline(time.Now().Add(testenv.Timeout(5 * time.Second)))
+		if line, err := g.r.ReadString('\n'); err != nil || line != "ok\n" && line != "ok \n" {
+			g.t.Fatalf("answer %d of %d: %q, %v", i, n, line, err)
+		}
+	}
+}
+
+// hears fails unless the guest answers what it is told first, said once.
+func hears(t *testing.T, m engine.Machine) {
+	t.Helper()
+	conn, err := m.DialGuest(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &Guest{t: t, m: m, conn: conn, r: bufio.NewReader(conn)}
+	defer g.Close()
+	if _, err := fmt.Fprintf(conn, "\nping once\n"); err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(testenv.Timeout(5 * time.Second)))
+	if !g.readUntil("pong once") {
+		t.Errorf("a machine restored from a capture does not hear the first thing it is told")
 	}
 }

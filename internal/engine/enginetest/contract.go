@@ -50,6 +50,7 @@ func Run(t *testing.T, e engine.Engine) {
 		{"Adopt", testAdopt},
 		{"Capture", testCapture},
 		{"CaptureUnderFire", testCaptureUnderFire},
+		{"TalkedToWhileCaptured", testTalkedToWhileCaptured},
 		{"FeaturesAreTrue", testFeatures},
 		{"CaptureRefused", testCaptureRefused},
 		{"CaptureCancelled", testCaptureCancelled},

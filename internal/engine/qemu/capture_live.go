@@ -30,7 +30,10 @@ const captureFD = "capture"
 type liveCapture struct {
 	m       *machine
 	scratch *memory.Scratch
+	ram     *memory.Process
 	disk    *diskSwitch
+	early   early         // fixed before the flood
+	jumped  []int64       // the drain's until drained
 	held    bool          // QEMU has begun, and waits for the flood
 	flood   chan struct{} // closed when the drain may begin
 	stream  *os.File      // our end
@@ -44,7 +47,9 @@ type liveCapture struct {
 
 func (m *machine) captureLive(ctx context.Context, spec *engine.CaptureSpec, ram *memory.Process) (*engine.Capture, error) {
 	began := time.Now()
-	l := &liveCapture{m: m, held: canHold(m.format.Version), flood: make(chan struct{}), armed: make(chan struct{}), drained: make(chan struct{})}
+	l := &liveCapture{
+		m: m, ram: ram, held: canHold(m.format.Version), flood: make(chan struct{}), armed: make(chan struct{}), drained: make(chan struct{}),
+	}
 	theirs, err := l.prepare(ctx, ram)
 	if err != nil {
 		return nil, err
@@ -92,9 +97,12 @@ func (l *liveCapture) prepare(ctx context.Context, ram *memory.Process) (*os.Fil
 	l.stream = ours
 	if !l.held {
 		widen(theirs)
-	} else if err := dam(ours, theirs); err != nil {
+		return theirs, nil
+	}
+	if err := dam(ours, theirs); err != nil {
 		return nil, errors.Join(err, ours.Close(), theirs.Close(), l.scratch.Close())
 	}
+	l.early = newEarly(m.habits.known())
 	return theirs, nil
 }
 
@@ -182,15 +190,27 @@ func (l *liveCapture) drain(progress func(done, total int64)) {
 		}
 		widen(l.stream)
 	}
-	size := l.m.spec.MemoryBytes
-	l.state, l.err = drain(l.stream, fileSink{l.scratch.File()}, size, streamNews{
-		begun: func() { close(l.armed) },
+	size, sink := l.m.spec.MemoryBytes, fileSink{l.scratch.File()}
+	var begun time.Time
+	l.state, l.err = drain(l.stream, sink, size, l.early.pages, streamNews{
+		begun: func() {
+			begun = time.Now()
+			close(l.armed)
+		},
+		jumped: func(off int64) {
+			if len(l.jumped) < earlyMost && time.Since(begun) < earlyTime {
+				l.jumped = append(l.jumped, off)
+			}
+		},
 		copied: func(done int64) {
 			if progress != nil {
 				progress(done, size)
 			}
 		},
 	})
+	if l.err == nil {
+		l.err = l.early.write(sink)
+	}
 	l.ended = time.Now()
 }
 
@@ -211,6 +231,7 @@ func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 	moved := mayHave(errs[1])
 	err := first(errs)
 	if err == nil {
+		l.early.read(ctx, l.ram)
 		l.letFlow()
 		err = l.resume(ctx, running)
 	}
@@ -218,6 +239,7 @@ func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 		return 0, l.fail(ctx, err, moved)
 	}
 	l.resumed = time.Now()
+	_ = l.early.unprotect(m.process.PID(), l.ram) // QEMU's thread serves the faults otherwise
 	return l.resumed.Sub(stopped), nil
 }
 
@@ -282,6 +304,7 @@ func (l *liveCapture) complete(ctx context.Context) (*engine.Captured, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.m.settle(ctx, l.stream), l.discard())
 	}
+	l.m.habits.learn(l.jumped)
 	image, err := l.scratch.Seal()
 	if err != nil {
 		return nil, errors.Join(err, l.scratch.Close())

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"weak"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/proc"
@@ -30,8 +31,9 @@ type Config struct {
 type Engine struct {
 	cfg Config
 
-	mu    sync.Mutex
-	found *host // what the last conclusive probe found; inconclusive ones are not kept
+	mu     sync.Mutex
+	habits map[uint64]weak.Pointer[habits] // by the inode of the memory image
+	found  *host                           // what the last conclusive probe found; inconclusive ones are not kept
 }
 
 // New returns an engine and starts nothing.
@@ -43,7 +45,7 @@ func New(cfg Config) (*Engine, error) {
 	default:
 		return nil, fmt.Errorf("accelerator %q: it must be %s, %s or %s", cfg.Accelerator, Auto, TCG, KVM)
 	}
-	return &Engine{cfg: cfg}, nil
+	return &Engine{cfg: cfg, habits: map[uint64]weak.Pointer[habits]{}}, nil
 }
 
 // Name implements engine.Engine.

@@ -20,9 +20,9 @@ import (
 // 1.5 GiB), and writes the stream's header; only then does it stop the CPUs. So it is begun with the machine running, on
 // a stream that is full: the write of the header waits until the machine has been stopped and its disk switched.
 
-// heldBefore is the first version that writes the header with QEMU's big lock held, under which it would take no
-// commands as long as the write waits.
-const heldBefore = 9
+// heldBefore is the first major version of which some write the header with QEMU's big lock held, under which it takes no
+// commands as long as the write waits: 8.2 and later do.
+const heldBefore = 8
 
 // holdTick is how often it is looked where the thread is, and holdLimit for how long. Nothing depends on its having come
 // to the write: the less of its way is left the shorter is the pause.

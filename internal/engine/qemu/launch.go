@@ -70,6 +70,9 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 	}
 	mc := newMachine(host.format(), spec, process, files.state, screen)
 	mc.live = e.liveReason
+	if m == restored {
+		mc.habits = e.habitsOf(ram)
+	}
 	undoes.Keep()
 	conn, err := dialUnix(ctx, dir, qmpSocket)
 	if err != nil {

@@ -36,6 +36,7 @@ type machine struct {
 	operation chan struct{}                         // has room for one: who stops, starts or captures the machine holds it
 	paused    bool                                  // by SetPaused; guarded by operation
 	collapsed bool                                  // the image has been put together from huge pages; guarded by operation
+	habits    *habits                               // what it writes first after a live capture
 	copying   atomic.Bool                           // a live capture is not finished
 
 	dialMu sync.Mutex // held while a connection supersedes another
@@ -53,7 +54,7 @@ func newMachine(format engine.Format, spec *engine.Spec, process *proc.Process, 
 	m := &machine{
 		spec: *spec, format: format, process: process, state: state, screen: screen,
 		console: &console{}, printed: make(chan struct{}), resumed: make(chan struct{}), done: make(chan struct{}),
-		operation: make(chan struct{}, 1),
+		operation: make(chan struct{}, 1), habits: &habits{},
 	}
 	m.format.CPUs, m.format.MemoryBytes = spec.CPUs, spec.MemoryBytes
 	go func() {

@@ -30,15 +30,20 @@ func rescueProcess(pid int) error {
 	if err != nil || len(fds) == 0 {
 		return err
 	}
+	ranges, err := protectedRanges(pid)
+	if err != nil {
+		return err
+	}
+	return withUserfaultfds(pid, fds, func(uffd int) error { return release(uffd, ranges) })
+}
+
+// withUserfaultfds hands use each of a process's userfaultfds, taken out of it.
+func withUserfaultfds(pid int, fds []int, use func(uffd int) error) error {
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = unix.Close(pidfd) }()
-	ranges, err := protectedRanges(pid)
-	if err != nil {
-		return err
-	}
 	for _, fd := range fds {
 		uffd, err := unix.PidfdGetfd(pidfd, fd, 0)
 		if errors.Is(err, unix.EBADF) { // QEMU has closed it meanwhile.
@@ -47,7 +52,7 @@ func rescueProcess(pid int) error {
 		if err != nil {
 			return fmt.Errorf("take its userfaultfd: %w", err)
 		}
-		err = release(uffd, ranges)
+		err = use(uffd)
 		_ = unix.Close(uffd)
 		if err != nil {
 			return err

@@ -81,6 +81,8 @@ func (s fileSink) writePages(pages [][]byte, off int64) error {
 type streamNews struct {
 	// begun is called once, when the first page has come: from then on the machine may run.
 	begun func()
+	// jumped is told of every page that does not follow the one before: most of them the guest was about to write.
+	jumped func(off int64)
 	// copied is told, now and then, how many bytes of RAM have come.
 	copied func(done int64)
 }
@@ -97,6 +99,8 @@ type drainer struct {
 	read       int64 // bytes taken from r
 	most       int64 // of them that there can be
 
+	skip   []uint64 // a bit for each page that is not taken to sink
+	next   int64    // the page that follows the last
 	run    [][]byte // pages that lie in buf and are not written yet
 	runOff int64    // place of the first
 	seen   []uint64 // a bit for each page of RAM
@@ -115,11 +119,18 @@ const ramBlock = "ram"
 // be loaded. A page that is zero is not written, so sink must be zero. The stream is foreign bytes: anything wrong in
 // it is an error, and without error every page has come exactly once. Its speed is the latency of the guest's page
 // faults, so it does nothing else.
-func drain(r io.Reader, sink pageSink, size int64, tell streamNews) ([]byte, error) {
+//
+// Pages in except must come as well, but are not taken to sink: what they were at the instant is known already, and they
+// may have been written since.
+func drain(r io.Reader, sink pageSink, size int64, except []int64, tell streamNews) ([]byte, error) {
 	pages := size / memory.PageSize
 	d := &drainer{
 		r: r, sink: sink, size: size, tell: tell, buf: make([]byte, min(window, size+2*roomToRead)), run: make([][]byte, 0, maxRun),
-		seen: make([]uint64, (pages+63)/64), left: pages, blocks: map[string]int64{}, most: 2*size + streamSlack,
+		seen: make([]uint64, (pages+63)/64), skip: make([]uint64, (pages+63)/64), left: pages, blocks: map[string]int64{}, most: 2*size + streamSlack,
+	}
+	for _, off := range except {
+		i := off / memory.PageSize
+		d.skip[i/64] |= 1 << (i % 64)
 	}
 	state, err := d.drain()
 	if err != nil {
@@ -265,6 +276,13 @@ func (d *drainer) page(off int64, filled bool) error {
 	}
 	if err := d.mark(off); err != nil {
 		return err
+	}
+	if off != d.next && d.tell.jumped != nil {
+		d.tell.jumped(off)
+	}
+	d.next = off + memory.PageSize
+	if i := off / memory.PageSize; d.skip[i/64]&(1<<(i%64)) != 0 {
+		return nil
 	}
 	if filled {
 		if content[0] != 0 {

@@ -118,7 +118,7 @@ func TestEndlessStream(t *testing.T) {
 		part.end()
 	}
 	r := io.MultiReader(bytes.NewReader(w.Bytes()), &again{b: part.Bytes()})
-	if _, err := drain(r, make(sliceSink, testRAM), testRAM, streamNews{}); err == nil || !strings.Contains(err.Error(), "more than") {
+	if _, err := drain(r, make(sliceSink, testRAM), testRAM, nil, streamNews{}); err == nil || !strings.Contains(err.Error(), "more than") {
 		t.Errorf("drain: %v", err)
 	}
 }
@@ -161,7 +161,7 @@ func TestStream(t *testing.T) {
 		"eof beside": iotest.DataErrReader(bytes.NewReader(stream)),
 	} {
 		ram := make(sliceSink, testRAM)
-		state, err := drain(r, ram, testRAM, streamNews{})
+		state, err := drain(r, ram, testRAM, nil, streamNews{})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -193,7 +193,7 @@ func TestLongStream(t *testing.T) {
 	ram := make(sliceSink, pages*memory.PageSize)
 	var told []int64
 	begun := 0
-	_, err := drain(iotest.HalfReader(&w.Buffer), ram, int64(len(ram)), streamNews{
+	_, err := drain(iotest.HalfReader(&w.Buffer), ram, int64(len(ram)), nil, streamNews{
 		begun:  func() { begun++ },
 		copied: func(done int64) { told = append(told, done) },
 	})
@@ -276,7 +276,7 @@ func TestBadStreams(t *testing.T) {
 			return w
 		}},
 	} {
-		_, err := drain(&c.build().Buffer, make(sliceSink, testRAM), testRAM, streamNews{})
+		_, err := drain(&c.build().Buffer, make(sliceSink, testRAM), testRAM, nil, streamNews{})
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want an error with %q", name, err, c.want)
 		}
@@ -287,13 +287,13 @@ func TestBadStreams(t *testing.T) {
 func TestCutStreams(t *testing.T) {
 	stream := goodStream()
 	for n := 0; n < len(stream); n += 1 + n%31 {
-		_, err := drain(bytes.NewReader(stream[:n]), make(sliceSink, testRAM), testRAM, streamNews{})
+		_, err := drain(bytes.NewReader(stream[:n]), make(sliceSink, testRAM), testRAM, nil, streamNews{})
 		if err == nil {
 			t.Errorf("cut after %d of %d bytes: no error", n, len(stream))
 		}
 	}
 	broken := errors.New("broken")
-	if _, err := drain(io.MultiReader(bytes.NewReader(stream), iotest.ErrReader(broken)), make(sliceSink, testRAM), testRAM, streamNews{}); !errors.Is(err, broken) {
+	if _, err := drain(io.MultiReader(bytes.NewReader(stream), iotest.ErrReader(broken)), make(sliceSink, testRAM), testRAM, nil, streamNews{}); !errors.Is(err, broken) {
 		t.Errorf("a reader that breaks: %v", err)
 	}
 }
@@ -304,7 +304,7 @@ func (s fullSink) writePages([][]byte, int64) error { return s.err }
 
 func TestStreamIntoFullMemory(t *testing.T) {
 	full := errors.New("full")
-	if _, err := drain(bytes.NewReader(goodStream()), fullSink{full}, testRAM, streamNews{}); !errors.Is(err, full) {
+	if _, err := drain(bytes.NewReader(goodStream()), fullSink{full}, testRAM, nil, streamNews{}); !errors.Is(err, full) {
 		t.Errorf("error %v, want that of the sink", err)
 	}
 }
@@ -316,7 +316,7 @@ func TestStreamIntoImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer scratch.Close()
-	if _, err := drain(bytes.NewReader(goodStream()), fileSink{scratch.File()}, testRAM, streamNews{}); err != nil {
+	if _, err := drain(bytes.NewReader(goodStream()), fileSink{scratch.File()}, testRAM, nil, streamNews{}); err != nil {
 		t.Fatal(err)
 	}
 	image, err := scratch.Seal()
@@ -363,7 +363,7 @@ func FuzzStream(f *testing.F) {
 	f.Add(w.Bytes()[:60])
 	f.Fuzz(func(t *testing.T, stream []byte) {
 		ram := make(sliceSink, size) // Panics on a write out of range.
-		state, err := drain(bytes.NewReader(stream), ram, size, streamNews{})
+		state, err := drain(bytes.NewReader(stream), ram, size, nil, streamNews{})
 		if err == nil && (len(state) < streamHeader+2 || len(state) > len(stream)) {
 			t.Errorf("a state of %d bytes from %d", len(state), len(stream))
 		}
@@ -390,7 +390,7 @@ func BenchmarkStream(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		if _, err := drain(bytes.NewReader(w.Bytes()), fileSink{scratch.File()}, pages*memory.PageSize, streamNews{}); err != nil {
+		if _, err := drain(bytes.NewReader(w.Bytes()), fileSink{scratch.File()}, pages*memory.PageSize, nil, streamNews{}); err != nil {
 			b.Fatal(err)
 		}
 		_ = scratch.Close()

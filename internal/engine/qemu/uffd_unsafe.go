@@ -71,6 +71,17 @@ func release(uffd int, ranges []addresses) error {
 	return errors.Join(errs...)
 }
 
+// unprotect takes the protection from the ranges and wakes who waits.
+func unprotect(uffd int, ranges []addresses) error {
+	for _, r := range ranges {
+		protect := uffdProtectArg{at: r}
+		if err := uffdIoctl(uffd, uffdioProtect, unsafe.Pointer(&protect)); err != nil {
+			return fmt.Errorf("unprotect: %w", err)
+		}
+	}
+	return nil
+}
+
 // protectionUnavailable tries what a live capture does, on the real kind of memory: it write-protects a private mapping
 // of a sealed memory file. It returns why that does not work here, with a remedy, or "".
 func protectionUnavailable(ctx context.Context) (string, error) {
