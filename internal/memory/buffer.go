@@ -3,44 +3,29 @@ package memory
 import (
 	"errors"
 	"fmt"
-	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
 // Buffer is memory set apart for a copy that must be fast: it is there, and entered in our page table, before the
-// copy begins.
+// copy begins. It belongs to no file, because huge pages, of which it is put together in a fifth of the time, are granted
+// for memory files on few hosts.
 type Buffer struct {
 	mu     sync.Mutex
-	file   *os.File // nil once closed or taken
-	mapped []byte   // all of the file, shared and writable
+	mapped []byte // nil once closed or taken
 }
 
 // NewBuffer makes a buffer of at least so many bytes. Memory that the host does not have is an error.
 func NewBuffer(bytes int64) (*Buffer, error) {
-	b := &Buffer{}
-	err := b.open(max(roundUp(bytes), PageSize))
+	m, err := mapRegion(max(roundUp(bytes), PageSize))
+	if err == nil {
+		err = populate(m)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("reserve %d bytes for a copy of memory: %w", bytes, errors.Join(noRoom(err), b.Close()))
+		return nil, fmt.Errorf("reserve %d bytes for a copy of memory: %w", bytes, errors.Join(noRoom(err), unmapRegion(&m)))
 	}
-	return b, nil
-}
-
-func (b *Buffer) open(size int64) error {
-	f, err := createMemfd("forkd-pages", size)
-	if err != nil {
-		return err
-	}
-	b.file = f
-	// Reserved by fallocate first, which answers with an error where a touch through the mapping would be a signal.
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
-		return err
-	}
-	if b.mapped, err = mapFile(f, size, true, 0); err != nil {
-		return err
-	}
-	return populate(b.mapped)
+	return &Buffer{mapped: m}, nil
 }
 
 // populate enters memory that was allocated into the page table.
@@ -67,7 +52,7 @@ func (b *Buffer) Size() int64 {
 func (b *Buffer) grow(size int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.file == nil {
+	if b.mapped == nil {
 		return ErrClosed
 	}
 	have := int64(len(b.mapped))
@@ -75,36 +60,27 @@ func (b *Buffer) grow(size int64) error {
 	if size <= have {
 		return nil
 	}
-	if err := b.file.Truncate(size); err != nil {
-		return err
-	}
-	if err := unix.Fallocate(int(b.file.Fd()), 0, have, size-have); err != nil {
+	mapped, err := growRegion(b.mapped, size)
+	if err != nil {
 		return noRoom(err)
 	}
-	mapped, err := growMapping(b.mapped, size)
-	if err != nil {
-		return err
-	}
 	b.mapped = mapped
-	return populate(mapped[have:])
+	return noRoom(populate(mapped[have:]))
 }
 
-// take moves file and mapping to the caller.
-func (b *Buffer) take() (*os.File, []byte) {
+// take moves the memory to the caller.
+func (b *Buffer) take() []byte {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	f, m := b.file, b.mapped
-	b.file, b.mapped = nil, nil
-	return f, m
+	m := b.mapped
+	b.mapped = nil
+	return m
 }
 
 // Close frees the memory. It is idempotent, and does nothing once the buffer has become Pages.
 func (b *Buffer) Close() error {
-	f, m := b.take()
-	if f == nil {
-		return nil
-	}
-	return errors.Join(unmap(&m), f.Close())
+	m := b.take()
+	return unmapRegion(&m)
 }
 
 func roundUp(n int64) int64 { return (n + PageSize - 1) / PageSize * PageSize }

@@ -1,8 +1,10 @@
 package memory
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,14 +24,68 @@ func mapFile(f *os.File, size int64, write bool, flags int) ([]byte, error) {
 	return m, nil
 }
 
-// growMapping makes a mapping cover more of its file. The old slice is dead.
-func growMapping(m []byte, size int64) ([]byte, error) {
-	// SAFETY: as above; the caller puts the new slice where the old one was.
-	m, err := unix.Mremap(m, int(size), unix.MREMAP_MAYMOVE)
+// hugePage is the size to which memory is aligned that the kernel may put together from huge pages.
+const hugePage = 2 << 20
+
+// mapRegion reserves memory that belongs to no file, of huge pages where the host grants them on request.
+func mapRegion(size int64) ([]byte, error) {
+	// SAFETY: a new mapping at an address of the kernel's choice; nothing else lies there.
+	at, err := unix.MmapPtr(-1, 0, nil, uintptr(size+hugePage), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
-		return nil, fmt.Errorf("map more: %w", err)
+		return nil, fmt.Errorf("reserve memory: %w", err)
 	}
+	skip := -uintptr(at) % hugePage
+	// SAFETY: the start stays within what was mapped, which has a huge page to spare; the slice covers exactly what is kept.
+	m := unsafe.Slice((*byte)(unsafe.Add(at, skip)), size)
+	// SAFETY: what is before and after that slice, both within the mapping; no pointer into them is left.
+	err = errors.Join(unmapPart(at, skip), unmapPart(unsafe.Add(at, skip+uintptr(size)), hugePage-skip))
+	if err != nil {
+		return nil, errors.Join(err, unmapRegion(&m))
+	}
+	_ = unix.Madvise(m, unix.MADV_HUGEPAGE) // Refused where the kernel has none; then it takes longer to fill.
 	return m, nil
+}
+
+func unmapPart(at unsafe.Pointer, length uintptr) error {
+	if length == 0 {
+		return nil
+	}
+	// SAFETY: the callers name a part of a mapping of theirs that nothing points into.
+	return unix.MunmapPtr(at, length)
+}
+
+// growRegion makes a region larger. The old slice is dead.
+func growRegion(m []byte, size int64) ([]byte, error) {
+	// SAFETY: the region is exactly m; the caller puts the new slice where the old one was.
+	at, err := unix.MremapPtr(unsafe.Pointer(&m[0]), uintptr(len(m)), nil, uintptr(size), unix.MREMAP_MAYMOVE)
+	if err != nil {
+		return nil, fmt.Errorf("reserve more memory: %w", err)
+	}
+	// SAFETY: covers exactly what the kernel has just mapped.
+	return unsafe.Slice((*byte)(at), size), nil
+}
+
+// cutRegion gives back what is beyond size, which is not zero. The old slice is dead.
+func cutRegion(m []byte, size int64) ([]byte, error) {
+	if size == int64(len(m)) {
+		return m, nil
+	}
+	// SAFETY: the end of the region; the slice returned does not reach it.
+	if err := unmapPart(unsafe.Pointer(&m[size]), uintptr(int64(len(m))-size)); err != nil {
+		return m, err
+	}
+	return m[:size:size], nil
+}
+
+// unmapRegion gives back all of it and forgets the slice; it does nothing the second time.
+func unmapRegion(m *[]byte) error {
+	b := *m
+	*m = nil
+	if len(b) == 0 {
+		return nil
+	}
+	// SAFETY: the only slice that is left of the region was just forgotten.
+	return unmapPart(unsafe.Pointer(&b[0]), uintptr(len(b)))
 }
 
 // unmap undoes mapFile and forgets the slice; it does nothing the second time.

@@ -22,19 +22,22 @@ type Pages struct {
 	index []pageRun // ascending, not overlapping
 	data  int64     // bytes of data pages
 
-	mu       sync.Mutex
-	users    int      // who reads the memory now
-	closed   bool     // it goes when the last of them is done
-	file     *os.File // a memfd with the data pages end to end; nil once freed
-	writable []byte   // what it was filled through; nil once it is sealed
-	mapped   []byte   // the data, once it was asked for
+	mu     sync.Mutex
+	users  int  // who reads the memory now
+	closed bool // it goes when the last of them is done
+	freed  bool
+	// The data pages, end to end: one of the two.
+	file   *os.File // a sealed memfd
+	region []byte   // memory that a copy was made into, maybe with room to spare
+
+	mapped []byte // the data, once it was asked for
 }
 
 // pageRun is a run of pages and the place of its data in the file.
 type pageRun struct {
 	offset, length int64
 	zero           bool
-	at             int64 // in the file, unless zero
+	at             int64 // in the data, unless zero
 }
 
 // Size is the size of the guest's RAM in bytes.
@@ -67,12 +70,15 @@ func (p *Pages) Close() error {
 
 // free is called with mu held.
 func (p *Pages) free() error {
-	if !p.closed || p.users > 0 || p.file == nil {
+	if !p.closed || p.users > 0 || p.freed {
 		return nil
 	}
-	err := errors.Join(unmap(&p.writable), unmap(&p.mapped), p.file.Close())
-	p.file = nil
-	return err
+	p.freed = true
+	if p.file == nil {
+		p.mapped = nil // a part of the region
+		return unmapRegion(&p.region)
+	}
+	return errors.Join(unmap(&p.mapped), p.file.Close())
 }
 
 // Seal makes the memory immutable and frees what it does not need. Everything that reads the pages does it by itself;
@@ -90,7 +96,7 @@ func (p *Pages) Seal() error {
 func (p *Pages) hold() (data []byte, release func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || p.file == nil {
+	if p.closed {
 		return nil, nil, ErrClosed
 	}
 	if err := p.settle(); err != nil {
@@ -105,21 +111,21 @@ func (p *Pages) hold() (data []byte, release func(), err error) {
 	}), nil
 }
 
-// settle seals the file and maps it for reading. It is called with mu held.
+// settle has the data in memory, which cannot be written any more. It is called with mu held.
 func (p *Pages) settle() error {
 	if p.mapped != nil || p.data == 0 {
 		return nil
 	}
-	if p.writable != nil {
-		if err := unmap(&p.writable); err != nil {
+	if p.file == nil {
+		var err error
+		if p.region, err = cutRegion(p.region, p.data); err != nil {
 			return err
 		}
-		if err := p.file.Truncate(p.data); err != nil {
+		if err := unix.Mprotect(p.region, unix.PROT_READ); err != nil {
 			return err
 		}
-		if err := seal(p.file); err != nil {
-			return err
-		}
+		p.mapped = p.region
+		return nil
 	}
 	m, err := mapFile(p.file, p.data, false, unix.MAP_POPULATE)
 	if err != nil {

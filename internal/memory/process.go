@@ -384,7 +384,7 @@ func (p *Process) copy(ctx context.Context, own []layer.Extent, into *Buffer) (*
 		}
 		pages.index = append(pages.index, pageRun{offset: e.Offset, length: e.Length, at: at})
 	}
-	pages.file, pages.writable = into.take()
+	pages.region = into.take()
 	return pages, nil
 }
 

@@ -226,7 +226,7 @@ func TestPagesCloseWhileRead(t *testing.T) {
 	}
 	release()
 	release()
-	if p.file != nil || p.mapped != nil {
+	if !p.freed || p.mapped != nil {
 		t.Error("the memory was not freed")
 	}
 }
