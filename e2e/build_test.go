@@ -116,6 +116,7 @@ warmup:
     - name: writer
       command: echo $WHAT by $(id -un) > /tmp/out; exec sleep infinity
       user: nobody
+      workdir: /
       env: {WHAT: written}
       ready: {file: /tmp/out, command: grep -q written /tmp/out}
   command: [touch, /srv/after]

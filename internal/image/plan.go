@@ -17,7 +17,7 @@ import (
 )
 
 // builderVersion is part of every plan's digest: raise it when the same packages and recipe would make another image.
-const builderVersion = "2"
+const builderVersion = "3"
 
 // Host is what Resolve and FetchKernel need of the host.
 type Host struct {
@@ -66,10 +66,10 @@ type PackageRef struct {
 
 // Step is something to run as root inside the VM, with the new root file system as its root.
 type Step struct {
-	Name   string // for progress and errors: "configure packages"
-	Argv   []string
-	Env    map[string]string // complete: nothing is inherited
-	Dir    string
+	Name string // for progress and errors: "configure packages"
+	Argv []string
+	Env  map[string]string // complete: nothing is inherited
+	Dir  string
 }
 
 // Resolve finds out what the recipe's image consists of. files is the recipe's directory. It needs the network for the

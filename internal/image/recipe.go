@@ -142,7 +142,7 @@ func ParseRecipe(name string, text []byte) (*Recipe, error) {
 
 func (d *decoder) recipe(n *node, r *Recipe) {
 	hasBase := false
-	var user, packages *node
+	var user, packages, context *node
 	d.mapping(n, map[string]func(*node){
 		"name": func(n *node) {
 			if s, ok := d.text(n, maxNameLength); ok {
@@ -192,7 +192,7 @@ func (d *decoder) recipe(n *node, r *Recipe) {
 			}
 		},
 		"machine": func(n *node) { d.machine(n, &r.Machine) },
-		"warmup":  func(n *node) { r.Warmup = d.warmup(n) },
+		"warmup":  func(n *node) { context, r.Warmup = n.key("context"), d.warmup(n) },
 	})
 	switch debianBase := r.From.Kind == KindDebian; {
 	case r.From.Kind == "": // a fault of its own
@@ -200,6 +200,10 @@ func (d *decoder) recipe(n *node, r *Recipe) {
 		d.fault(user, "user %q is not a user name", short(r.User)) // it may have to be made
 	case !debianBase && packages != nil:
 		d.fault(packages, `packages are Debian's, and can be installed on a debian base only; use "run" with what base %s has`, short(r.Base))
+	}
+	if context != nil && r.From.Kind == KindDebian && !r.speaks(r.Warmup.Context) {
+		d.fault(context, "context %q is not known: there are %s, and what the recipe's files have a driver for in %s", short(r.Warmup.Context),
+			strings.Join(languages(), ", "), driverDirs()[0])
 	}
 	if !hasBase && n.isMapping() {
 		d.fault(n, `key "base" is missing; for example: base: %s`, debian.Bases()[0].Name)

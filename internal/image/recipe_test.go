@@ -83,7 +83,7 @@ func TestParseRecipeFaults(t *testing.T) {
 		{"a list", "- a\n", `r:1: must be a mapping (key: value), not a list`},
 		{"unknown base", "base: debian:potato", `r:1: base "debian:potato" is not known; use one of debian:bookworm, debian:trixie`},
 		{"typo", "base: debian:bookworm\npakages: []\n", `r:2: key "pakages" is not known; did you mean "packages"?`},
-		{"other name", "base: debian:bookworm\nimage: x\n", `r:2: key "image" is not known; known here: base, env, files, machine, name, packages, run, user, warmup, workdir`},
+		{"other name", "base: debian:bookworm\nimage: x\n", `r:2: key "image" is not known; known here: base, env, files, init, machine, name, packages, run, user, warmup, workdir`},
 		{"duplicate", "base: debian:bookworm\nuser: a\nuser: b\n", `r:3: key "user" is given twice, first in line 2`},
 		{"syntax", "base: debian:bookworm\nenv: {a: b\n", `r:2: did not find expected ',' or '}'`},
 		{"tab", "base: debian:bookworm\nenv:\n\ta: b\n", `r:3: found character that cannot start any token`},
@@ -119,7 +119,7 @@ r:6: key "gpu" is not known; known here: cpus, disk, memory`},
 		{"odd memory", "base: debian:bookworm\nmachine: {memory: 1048577KiB}\n", `r:2: memory "1048577KiB": must be a multiple of 1MiB`},
 		{"warmup without anything", "base: debian:bookworm\nwarmup: {}\n", `r:2: warmup: give "context" with "code" or "code_file", or "command", or "services"`},
 		{"warmup context", "base: debian:bookworm\nwarmup: {context: perl}\n", `r:2: warmup: a context needs exactly one of "code" and "code_file"
-r:2: context "perl" is not known; use "python"`},
+r:2: context "perl" is not known: there are python, javascript, typescript, shell, and what the recipe's files have a driver for in /etc/forkd/contexts.d`},
 		{"warmup ready", "base: debian:bookworm\nwarmup:\n  command: []\n  ready: {port: 0, log: '('}\n  timeout: 5\n", `r:3: command: names no program
 r:4: port "0": must be a whole number from 1 to 65535
 r:4: log: error parsing regexp: missing closing ): ` + "`(`" + `

@@ -504,6 +504,7 @@ func (t *tree) configuration(p *Plan) error {
 		// Maintainer scripts ask before they start a service; 101: not now. Removed at the end of the build.
 		{"usr/sbin/policy-rc.d", 0o755, "#!/bin/sh\nexit 101\n"},
 		{toolsDir + "/dpkg-maintscript-helper", 0o755, maintscriptHelper},
+		{toolsDir + "/py3compile", 0o755, py3compileHelper},
 	}
 	for _, f := range files {
 		if err := t.file(f.name, f.mode, []byte(f.text)); err != nil {

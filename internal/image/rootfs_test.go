@@ -450,7 +450,7 @@ func TestSteps(t *testing.T) {
 	for _, s := range steps {
 		got = append(got, s.Name)
 	}
-	want := []string{"prepare packages", "configure packages", "make user agent", "copy files", "clean up"}
+	want := []string{"prepare packages", "configure packages", "compile Python code", "make user agent", "copy files", "clean up"}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}

@@ -46,6 +46,7 @@ func (p *Plan) Steps() []Step {
 	}
 	add("prepare packages", p.preinstScript())
 	add("configure packages", p.configureScript())
+	add("compile Python code", compileScript)
 	if p.Recipe.User != "root" {
 		add("make user "+p.Recipe.User, userScript(p.Recipe.User))
 	}

@@ -67,8 +67,23 @@ const (
 	maxServices = 20
 )
 
-// Languages are those that a context can have.
-func Languages() []string { return []string{"python"} }
+// languages are those that a context can have in any image that has their interpreter.
+func languages() []string { return []string{"python", "javascript", "typescript", "shell"} }
+
+// driverDirs are where the agent looks for drivers of further languages.
+func driverDirs() []string { return []string{"/etc/forkd/contexts.d", "/usr/lib/forkd/contexts.d"} }
+
+// speaks says whether a context can have the language, as far as the recipe tells.
+func (r *Recipe) speaks(language string) bool {
+	if language == "" || slices.Contains(languages(), language) { // an empty one is a fault of its own
+		return true
+	}
+	return slices.ContainsFunc(r.Files, func(f File) bool {
+		return slices.ContainsFunc(driverDirs(), func(dir string) bool {
+			return f.Path == dir+"/"+language || f.Content == nil && strings.HasPrefix(dir+"/", f.Path+"/")
+		})
+	})
+}
 
 func (d *decoder) warmup(n *node) *Warmup {
 	w := &Warmup{Timeout: DefaultWarmupTimeout}
@@ -76,8 +91,8 @@ func (d *decoder) warmup(n *node) *Warmup {
 	d.mapping(n, map[string]func(*node){
 		"context": func(n *node) {
 			if s, ok := d.text(n, maxNameLength); ok {
-				if !slices.Contains(Languages(), s) {
-					d.fault(n, "context %q is not known; use %s", short(s), oneOf(Languages()))
+				if !namePattern.MatchString(s) {
+					d.fault(n, "context %q is not the name of a language", short(s))
 				}
 				w.Context = s
 			}
@@ -140,7 +155,7 @@ func (d *decoder) services(n *node) []Service {
 			"command": func(n *node) { s.Command = d.argv(n, "command") },
 			"user": func(n *node) {
 				if user, ok := d.text(n, maxNameLength); ok {
-					if !userPattern.MatchString(user) {
+					if !ownerPattern.MatchString(user) {
 						d.fault(n, "user %q is not a user name", short(user))
 					}
 					s.User = user
@@ -295,13 +310,4 @@ func (d *decoder) url(n *node, c *HTTPCheck) {
 		}
 	}
 	c.Address, c.Host, c.Path = netip.AddrPortFrom(address, uint16(port)), u.Host, u.RequestURI()
-}
-
-// oneOf lists words for a message.
-func oneOf(words []string) string {
-	quoted := make([]string, 0, len(words))
-	for _, w := range words {
-		quoted = append(quoted, strconv.Quote(w))
-	}
-	return strings.Join(quoted, " or ")
 }

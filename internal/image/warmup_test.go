@@ -111,3 +111,24 @@ r:10: key "method" is not known; known here: path, port, status, url`},
 		})
 	}
 }
+
+// TestContextOfDriver: a language that forkd does not have needs its driver among the recipe's files, or a base that may
+// have it.
+func TestContextOfDriver(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		ok   bool
+	}{
+		{"base: debian:bookworm", false},
+		{"base: debian:bookworm\nfiles: [{source: perl, path: /etc/forkd/contexts.d/perl}]", true},
+		{"base: debian:bookworm\nfiles: [{source: perl, path: /etc/forkd/contexts.d/ruby}]", false},
+		{"base: debian:bookworm\nfiles: [{source: drivers, path: /usr/lib/forkd/contexts.d}]", true},
+		{"base: debian:bookworm\nfiles: [{source: tree, path: /usr/lib}]", true},
+		{"base: image:mine", true},
+	} {
+		_, err := ParseRecipe("r", []byte(c.text+"\nwarmup: {context: perl, code: x}\n"))
+		if (err == nil) != c.ok {
+			t.Errorf("%s: %v", c.text, err)
+		}
+	}
+}

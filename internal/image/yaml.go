@@ -27,13 +27,16 @@ func (n *node) isList() bool    { return n.Kind == yaml.SequenceNode }
 func (n *node) isScalar() bool  { return n.Kind == yaml.ScalarNode && n.Tag != "!!null" }
 
 // has reports whether a mapping has the key.
-func (n *node) has(key string) bool {
+func (n *node) has(key string) bool { return n.key(key) != nil }
+
+// key is the value of a mapping's key, or nil.
+func (n *node) key(key string) *node {
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		if n.Content[i].Value == key {
-			return true
+			return (*node)(n.Content[i+1])
 		}
 	}
-	return false
+	return nil
 }
 
 const maxFaults = 100
