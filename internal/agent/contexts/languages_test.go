@@ -269,6 +269,7 @@ func TestInstalledDriver(t *testing.T) {
 		{code: "die \"oh\\n\"", err: "Error: oh"},
 		{code: "my $y = ;", err: "syntax error"},
 		{code: "$x", text: "20"},
+		{code: "\"<\\\"ü>\\n\"", text: "<\"ü>\n"},
 	}.run(t, m, "perl")
 	if _, err := m.Create(t.Context(), wire.ContextConfig{Language: "cobol"}); agenttest.Code(err) != wire.CodeUnimplemented {
 		t.Error(err)
