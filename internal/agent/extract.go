@@ -384,11 +384,11 @@ func (u *unpacker) content(fd int, h *tar.Header, r io.Reader) error {
 	var off int64
 	u.short = false
 	for _, hole := range holes {
-		u.short = true
 		if err := u.piece(fd, off, hole.offset, r); err != nil {
 			return err
 		}
 		off = hole.offset + hole.length
+		u.short = true
 	}
 	if err := u.piece(fd, off, size, r); err != nil {
 		return err

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/internal/agent/account"
+	"forkd.dev/forkd/internal/agent/agenttest"
+	"forkd.dev/forkd/internal/guest/wire"
 )
 
 // archiveOf makes a tar of headers; a regular file's content is its Size times "x" unless given.
@@ -291,4 +293,35 @@ func FuzzUnpack(f *testing.F) {
 			t.Fatalf("%v, %v", entries, err)
 		}
 	})
+}
+
+// An archive may leave out what is zero: at the beginning, between, and at the end of a file.
+func TestUnpackHoles(t *testing.T) {
+	for _, c := range []struct{ size, holes, data, want string }{
+		{"10", "0+3 5+2", "abcde", "\x00\x00\x00ab\x00\x00cde"},
+		{"8", "3+5", "abc", "abc\x00\x00\x00\x00\x00"},
+		{"4", "0+4", "", "\x00\x00\x00\x00"},
+		{"3", "", "abc", "abc"},
+		{"3", "1+1", "abc", ""},
+		{"3", "2+2", "ab", ""},
+		{"3", "2+1 1+1", "a", ""},
+		{"3", "0-1", "abc", ""},
+		{"-1", "", "", ""},
+		{"x", "", "", ""},
+		{"9223372036854775807", "1+9223372036854775807", "a", ""},
+	} {
+		dir := t.TempDir()
+		h := file("f", c.data)
+		h.PAXRecords[wire.SparseSize], h.PAXRecords[wire.SparseHoles] = c.size, c.holes
+		err := unpackBytes(t, dir, archiveOf(t, h))
+		if c.want == "" {
+			if agenttest.Code(err) != wire.CodeInvalid {
+				t.Errorf("%+v: %v", c, err)
+			}
+			continue
+		}
+		if got, _ := os.ReadFile(filepath.Join(dir, "f")); err != nil || string(got) != c.want {
+			t.Errorf("%+v: %q %v", c, got, err)
+		}
+	}
 }
