@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 
 	"forkd.dev/forkd/internal/guest/wire"
 )
@@ -262,7 +263,7 @@ func Path(u *User, path string) string {
 }
 
 // Dir is the directory in which a process of u starts: the requested one, which must exist (else invalid_argument), or
-// the image's working directory, or u's home, or / when neither is there.
+// the image's working directory, or u's home, or / when there is neither that u may enter.
 func (t *Table) Dir(u *User, requested string) (string, error) {
 	if requested != "" {
 		dir := Path(u, requested)
@@ -282,9 +283,37 @@ func (t *Table) Dir(u *User, requested string) (string, error) {
 			continue
 		}
 		dir = Path(u, dir)
-		if info, err := os.Stat(dir); err == nil && info.IsDir() {
+		if info, err := os.Stat(dir); err == nil && info.IsDir() && u.mayEnter(dir) {
 			return dir, nil
 		}
 	}
 	return "/", nil
+}
+
+// mayEnter says whether the modes of a directory and those above it let u in.
+func (u *User) mayEnter(dir string) bool {
+	if u.UID == 0 {
+		return true
+	}
+	for ; ; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err != nil {
+			return false
+		}
+		bit := fs.FileMode(0o001)
+		if owner, ok := info.Sys().(*syscall.Stat_t); ok {
+			switch {
+			case owner.Uid == u.UID:
+				bit = 0o100
+			case owner.Gid == u.GID || slices.Contains(u.Groups, owner.Gid):
+				bit = 0o010
+			}
+		}
+		if info.Mode()&bit == 0 {
+			return false
+		}
+		if dir == "/" {
+			return true
+		}
+	}
 }

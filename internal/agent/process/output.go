@@ -76,7 +76,7 @@ func (o *output) write(kind wire.Kind, data []byte) {
 		r.busy = false
 		if err != nil {
 			r.failed = true
-		} else if !r.observe {
+		} else {
 			o.sent = max(o.sent, r.at)
 		}
 		if r.at == o.end && o.last == nil && !r.failed {
@@ -102,7 +102,7 @@ func (o *output) direct() *reader {
 	if len(o.readers) != 1 {
 		return nil
 	}
-	if r := o.readers[0]; r.idle && !r.busy && !r.failed && r.at == o.end {
+	if r := o.readers[0]; r.idle && !r.busy && !r.failed && !r.observe && r.at == o.end {
 		return r
 	}
 	return nil
