@@ -55,6 +55,10 @@ test-fast: setup-build ## every test that needs no VM: about a minute
 test-vm: build ## the tests that start VMs, as this user and, when that is root, again without privileges
 	scripts/test-vm $(TESTFLAGS)
 
+.PHONY: test-recipes
+test-recipes: setup-test build ## build every recipe and use its children: a quarter of an hour
+	FORKD_SOAK=1 $(GO) test -count=1 -v -timeout 2h $(TESTFLAGS) ./e2e/recipes
+
 .PHONY: test-newer-qemu
 test-newer-qemu: setup-soak build ## captures and branches on the next Debian's QEMU, in a chroot, as root: half an hour
 	scripts/test-newer-qemu $(TESTFLAGS)

@@ -27,6 +27,7 @@ int(frame.groupby("city").n.sum()["a"]), round(float(fit.slope), 6)`
 
 // TestCodeInterpreter: children compute with numpy, pandas and scipy and draw, each with a state of its own.
 func TestCodeInterpreter(t *testing.T) {
+	heavy(t)
 	f := built(t, "code-interpreter")
 	children := f.fork("code-interpreter", 4)
 	drawn := make([]string, len(children))

@@ -43,6 +43,7 @@ g++ --version | head -n 1 | cut -c1-3
 
 // TestCodingAgent: children clone, compile, test, search and commit.
 func TestCodingAgent(t *testing.T) {
+	heavy(t)
 	f := built(t, "coding-agent")
 	children := f.fork("coding-agent", 2)
 	each(children, func(i int, id string) {

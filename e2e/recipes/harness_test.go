@@ -70,10 +70,21 @@ type result struct {
 	code           int
 }
 
+// heavy skips a test whose recipe takes minutes to build, unless the long counts were asked for or the home is kept.
+func heavy(t *testing.T) {
+	t.Helper()
+	if !testenv.Soak() && os.Getenv(envHome) == "" {
+		t.Skipf("builds an image for minutes: make test-recipes, or set %s or %s", testenv.EnvSoak, envHome)
+	}
+}
+
 // built is the program, with a snapshot of the recipe that has the recipe's name as its tag.
 func built(t *testing.T, recipe string) *forkd {
 	t.Helper()
 	testenv.Need(t, "qemu", "agent", "mke2fs", "binary", "net", "keyring")
+	if os.Getenv("FORKD_TEST_SEED") != "" && !testenv.Soak() && os.Getenv(envHome) == "" {
+		t.Skip("built and used by the run without privileges")
+	}
 	f := &forkd{t: t, bin: testenv.Binary(t)}
 	start := time.Now()
 	f.within(20*time.Minute, "build", filepath.Join(testenv.Root(t), "recipes", recipe), "-t", recipe, "--replace")

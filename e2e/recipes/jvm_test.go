@@ -13,6 +13,7 @@ func (f *forkd) ask(id, path string) string {
 
 // TestJVM: the service answers in every child, with a state and randomness of its own.
 func TestJVM(t *testing.T) {
+	heavy(t)
 	f := built(t, "jvm")
 	children := f.fork("jvm", 4)
 	drawn := make([]string, len(children))

@@ -39,3 +39,4 @@ def _warm():
 
 _warm()
 del _warm
+plt.plot([1, 2])  # and is shown, as a child's figures are
