@@ -190,7 +190,7 @@ func (m *fakeMachine) serve(conn net.Conn) {
 	if err != nil {
 		return
 	}
-	hello := wire.Hello{Version: wire.Version, Generation: p.Generation, Phase: "ready", Features: []string{wire.FeatureThaw}}
+	hello := wire.Hello{Version: wire.Version, Generation: p.Generation, Phase: "ready", Features: []string{wire.FeatureThaw, wire.FeatureSteps}}
 	if p.Awaken {
 		if _, _, err := wire.ReadAwaken(port, nil); err != nil {
 			return
@@ -231,6 +231,10 @@ func (m *fakeMachine) answer(s *wire.Stream) {
 	switch method, _, _ := wire.SplitRequest(payload); method {
 	case wire.MethodQuiesce:
 		m.setFrozen(true)
+		_ = s.End()
+		return
+	case wire.MethodEndProcesses:
+		_ = s.SendMessage(wire.EndProcessesReply{PIDs: []int{7}})
 		_ = s.End()
 		return
 	case wire.MethodThaw:

@@ -18,6 +18,7 @@ import (
 const (
 	maxBytes     = 1 << 20
 	maxLines     = 20_000
+	maxOps       = 2000
 	maxShownText = 120
 )
 
@@ -119,6 +120,7 @@ type parser struct {
 	file   *File
 	lines  []string
 	at     int
+	count  int
 	faults []Fault
 }
 
@@ -201,6 +203,12 @@ func (p *parser) enter(in Instruction) {
 		return
 	case in.Rest == "" && len(in.JSON) == 0:
 		p.fault(in.Line, "%s needs arguments", in.Name)
+		return
+	}
+	if p.count++; p.count > maxOps {
+		if p.count == maxOps+1 {
+			p.fault(in.Line, "more than %d instructions", maxOps)
+		}
 		return
 	}
 	p.checkFlags(&in)

@@ -244,6 +244,28 @@ type state struct {
 	args   map[string]string // declared and with a value
 	shell  []string
 	cmdSet bool
+	env    map[string]string // what commands get; nil: it has changed
+}
+
+// maxVariables bounds the variables and labels of an image, maxText their text together.
+const (
+	maxVariables = 1000
+	maxText      = 512 << 10
+)
+
+// bounded says whether so much can be set.
+func bounded(maps ...map[string]string) error {
+	count, size := 0, 0
+	for _, m := range maps {
+		count += len(m)
+		for k, v := range m {
+			size += len(k) + len(v)
+		}
+	}
+	if count > maxVariables || size > maxText {
+		return fmt.Errorf("more than %d variables, arguments and labels, or %d bytes of them", maxVariables, maxText)
+	}
+	return nil
 }
 
 // Eval says what the stage does and what its configuration is afterwards, when it stands on something with that
@@ -254,6 +276,9 @@ func (b *Build) Eval(base Config) ([]Op, Config, error) {
 	var faults []Fault
 	for _, in := range b.file.Stages[b.stage].Instructions {
 		op, err := s.instruction(in)
+		if err == nil && slices.Contains([]string{"ENV", "ARG", "LABEL"}, in.Name) {
+			err = bounded(s.config.Env, s.args, s.config.Labels)
+		}
 		if err != nil {
 			if e, ok := err.(*Error); ok { //nolint:errorlint // our own, never wrapped
 				faults = append(faults, e.Faults...)
@@ -302,7 +327,7 @@ func (s *state) instruction(in Instruction) (*Op, error) {
 		return s.copy(in)
 	case "ENV":
 		return nil, s.pairs(in, true, func(k, v string) error {
-			s.config.Env[k] = v
+			s.config.Env[k], s.env = v, nil
 			return nil
 		})
 	case "LABEL":
@@ -313,7 +338,7 @@ func (s *state) instruction(in Instruction) (*Op, error) {
 	case "ARG":
 		return nil, s.declare(in, s.get, func(name, value string, has bool) {
 			if has {
-				s.args[name] = value
+				s.args[name], s.env = value, nil
 			}
 		})
 	case "WORKDIR":
@@ -463,12 +488,14 @@ func (s *state) expose(in Instruction) error {
 	return nil
 }
 
-// environment is what a command gets: arguments, over them the image's.
+// environment is what a command gets: arguments, over them the image's. Commands share it, and nobody changes it.
 func (s *state) environment() map[string]string {
-	env := map[string]string{}
-	maps.Copy(env, s.args)
-	maps.Copy(env, s.config.Env)
-	return env
+	if s.env == nil {
+		s.env = map[string]string{}
+		maps.Copy(s.env, s.args)
+		maps.Copy(s.env, s.config.Env)
+	}
+	return s.env
 }
 
 func (s *state) run(in Instruction) (*Op, error) {

@@ -77,7 +77,13 @@ type lexer struct {
 	depth  int
 }
 
-const maxNesting = 20
+const (
+	maxNesting = 20
+	// maxExpanded bounds a word: each line of ENV A=$A$A would double it.
+	maxExpanded = 128 << 10
+)
+
+var errTooLong = fmt.Errorf("longer than %d bytes when its variables are substituted", maxExpanded)
 
 // expandDocument substitutes the variables of a document: an escape keeps its meaning only before $.
 func expandDocument(s string, escape byte, get func(string) (string, bool)) (string, error) {
@@ -99,6 +105,9 @@ func (l *lexer) until(stop string) (string, error) {
 	defer func() { l.depth-- }()
 	var b strings.Builder
 	for l.i < len(l.s) {
+		if b.Len() > l.most() {
+			return "", errTooLong
+		}
 		c := l.s[l.i]
 		switch {
 		case stop != "" && strings.IndexByte(stop, c) >= 0:
@@ -138,11 +147,17 @@ func (l *lexer) until(stop string) (string, error) {
 			l.i++
 		}
 	}
-	if stop != "" {
+	switch {
+	case b.Len() > l.most():
+		return "", errTooLong
+	case stop != "":
 		return "", errors.New("a ${ has no }")
 	}
 	return b.String(), nil
 }
+
+// most is how long a result may be; what is long without variables stays what it is.
+func (l *lexer) most() int { return max(maxExpanded, len(l.s)) }
 
 func (l *lexer) single(b *strings.Builder) error {
 	end := strings.IndexByte(l.s[l.i+1:], '\'')
@@ -156,6 +171,9 @@ func (l *lexer) single(b *strings.Builder) error {
 
 func (l *lexer) double(b *strings.Builder) error {
 	for l.i++; l.i < len(l.s); {
+		if b.Len() > l.most() {
+			return errTooLong
+		}
 		c := l.s[l.i]
 		switch c {
 		case '"':

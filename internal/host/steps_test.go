@@ -1,0 +1,327 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/store"
+)
+
+// fakeSteps write their name to the end of a machine's memory, and into ran.
+func fakeSteps(ran *[]string, names ...string) []buildStep {
+	var steps []buildStep
+	at := "root"
+	for _, name := range names {
+		kept := !strings.HasPrefix(name, "-")
+		at = stepKey(at, name)
+		steps = append(steps, buildStep{key: at, title: name, kept: kept, do: func(_ context.Context, m *builder) error {
+			*ran = append(*ran, name)
+			if strings.HasPrefix(name, "fail") {
+				return fmt.Errorf("%w: exit status 1", ErrStep)
+			}
+			fake := m.s.machine.(*fakeMachine) //nolint:forcetypeassert // it is
+			fake.set(fake.get() + name + ";")
+			return nil
+		}})
+	}
+	return steps
+}
+
+func fakeBuild(t *testing.T, h *Host) *build {
+	t.Helper()
+	features, err := h.Features(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &build{h: h, features: features, progress: func(Event) {}}
+}
+
+// chained runs steps on the fake's snapshot; what ran is what was not there.
+func chained(t *testing.T, b *build, names ...string) (store.Snapshot, []string, error) {
+	t.Helper()
+	root, err := b.h.snapshot(fakeTag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ran []string
+	m, forget, err := b.chain(t.Context(), root, fakeSteps(&ran, names...))
+	if err == nil {
+		forget()
+	}
+	return m, ran, err
+}
+
+func steps(h *Host) []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var list []string
+	for tag := range h.snapshots {
+		if lineage.IsStep(tag) {
+			list = append(list, tag)
+		}
+	}
+	return list
+}
+
+func TestStepsAreKept(t *testing.T) {
+	e := newFakeEngine()
+	h := fakeHost(t, e, nil)
+	b := fakeBuild(t, h)
+	m, ran, err := chained(t, b, "a", "-dir", "b", "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"a", "-dir", "b", "c"}, ran); d != "" {
+		t.Error(d)
+	}
+	wantMemory(t, h, m.Tag, "a;-dir;b;c;")
+	if got := h.viewSnapshot(m).Ancestors; len(got) != 3 || got[0] != fakeTag {
+		t.Errorf("it stands on %v", got)
+	}
+
+	tests := []struct {
+		name       string
+		steps, ran []string
+		memory     string
+	}{
+		{"the same", []string{"a", "-dir", "b", "c"}, nil, "a;-dir;b;c;"},
+		{"another last", []string{"a", "-dir", "b", "d"}, []string{"d"}, "a;-dir;b;d;"},
+		{"one more", []string{"a", "-dir", "b", "c", "e"}, []string{"e"}, "a;-dir;b;c;e;"},
+		{"what is not kept is done again", []string{"a", "-dir", "x"}, []string{"-dir", "x"}, "a;-dir;x;"},
+		{"another first", []string{"z", "b", "c"}, []string{"z", "b", "c"}, "z;b;c;"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			m, ran, err := chained(t, b, tt.steps...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(tt.ran, ran); d != "" {
+				t.Error(d)
+			}
+			wantMemory(t, h, m.Tag, tt.memory)
+		})
+	}
+	t.Run("without the cache", func(t *testing.T) {
+		again := *b
+		again.spec.NoCache = true
+		_, ran, err := chained(t, &again, "a", "-dir", "b", "c")
+		if err != nil || len(ran) != 4 {
+			t.Errorf("%v ran (%v)", ran, err)
+		}
+		fresh, ran, err := chained(t, b, "a", "-dir", "b", "c")
+		if err != nil || len(ran) != 0 || fresh.Tag == m.Tag {
+			t.Errorf("%v ran (%v), and the older result is used: %v", ran, err, fresh.Tag == m.Tag)
+		}
+	})
+	if n := e.living(); n != 0 {
+		t.Errorf("%d machines are left", n)
+	}
+}
+
+// TestFailedStep: what was done before stays, and nothing of the machine.
+func TestFailedStep(t *testing.T) {
+	e := newFakeEngine()
+	h := fakeHost(t, e, nil)
+	b := fakeBuild(t, h)
+	if _, ran, err := chained(t, b, "a", "b", "fail", "c"); !errors.Is(err, ErrStep) || len(ran) != 3 {
+		t.Errorf("%v ran: %v", ran, err)
+	}
+	if n := e.living(); n != 0 {
+		t.Errorf("%d machines are left", n)
+	}
+	if _, ran, err := chained(t, b, "a", "b", "c"); err != nil || !slices.Equal(ran, []string{"c"}) {
+		t.Errorf("%v ran (%v)", ran, err)
+	}
+	e.capture = func(step string) error {
+		if step == "finish" {
+			return errors.New("no more")
+		}
+		return nil
+	}
+	if _, _, err := chained(t, b, "a", "b", "c", "d"); err == nil || !strings.Contains(err.Error(), "no more") {
+		t.Errorf("a step that could not be stored: %v", err)
+	}
+	for _, v := range h.Snapshots() {
+		if v.Status != lineage.Ready {
+			t.Errorf("%s is %s", v.Tag, v.Status)
+		}
+	}
+}
+
+func TestCancelledBuild(t *testing.T) {
+	e := newFakeEngine()
+	h := fakeHost(t, e, nil)
+	b := fakeBuild(t, h)
+	root, err := h.snapshot(fakeTag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var ran []string
+	list := fakeSteps(&ran, "a", "b")
+	list[1].do = func(ctx context.Context, _ *builder) error {
+		cancel()
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	if _, _, err := b.chain(ctx, root, list); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if n := e.living(); n != 0 {
+		t.Errorf("%d machines are left", n)
+	}
+}
+
+// TestStepsAreTrimmed: the least recently used go, from the leaves, and none that a user's snapshot stands on.
+func TestStepsAreTrimmed(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	b := fakeBuild(t, h)
+	make := func(names ...string) store.Snapshot {
+		m, _, err := chained(t, b, names...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	old, kept := make("a", "b"), make("a", "c")
+	b.spec.Tag, b.recipe = "mine", nil
+	m, err := h.store.State(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := kept
+	mine.Tag, mine.Source = "mine", "x"
+	if err := h.enterSnapshot(t.Context(), mine, m, false); err != nil {
+		t.Fatal(err)
+	}
+	young := make("d", "e")
+	h.mu.Lock()
+	for i, tag := range []string{old.Tag, kept.Tag} {
+		h.stepUse[tag] = time.Now().Add(time.Duration(i-10) * time.Hour)
+	}
+	h.mu.Unlock()
+	before := len(steps(h))
+	h.cfg.StepMaxBytes = 1 << 40
+	h.trimSteps(t.Context())
+	if n := len(steps(h)); n != before {
+		t.Errorf("%d of %d steps are left, though they take little", n, before)
+	}
+
+	user := forkOneOf(t, h, young.Tag)
+	h.cfg.StepMaxBytes = 1
+	h.trimSteps(t.Context())
+	left := steps(h)
+	parent := func(m store.Snapshot) string { return m.Parent }
+	for _, want := range []string{parent(kept), young.Tag, parent(young)} {
+		if !slices.Contains(left, want) {
+			t.Errorf("%s is gone; %v are left", want, left)
+		}
+	}
+	if slices.Contains(left, old.Tag) {
+		t.Error("the oldest is still there")
+	}
+	wantMemory(t, h, "mine", "a;c;")
+	if err := h.Kill(t.Context(), user); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeSnapshot(t, h, "mine"); err != nil {
+		t.Fatal(err)
+	}
+	h.trimSteps(t.Context())
+	if left := steps(h); len(left) != 0 {
+		t.Errorf("%v are left", left)
+	}
+}
+
+// TestRemoveUnderSteps: the cache is no reason to keep what a user removes, and a user's snapshot on it is.
+func TestRemoveUnderSteps(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	b := fakeBuild(t, h)
+	m, _, err := chained(t, b, "a", "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := h.Tags(); !slices.Equal(got, []string{fakeTag}) {
+		t.Errorf("the tags are %v", got)
+	}
+	id := forkOneOf(t, h, m.Tag)
+	mustBranch(t, h, id, "branch", BranchDiff)
+	if err := h.Kill(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	err = removeSnapshot(t, h, fakeTag)
+	if !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), "snapshots branch stand on it") {
+		t.Errorf("removing what a user's snapshot stands on: %v", err)
+	}
+	if err := removeSnapshot(t, h, "branch"); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeSnapshot(t, h, fakeTag); err != nil {
+		t.Fatal(err)
+	}
+	if left := steps(h); len(left) != 0 {
+		t.Errorf("%v are left", left)
+	}
+}
+
+// TestStepsSurviveTheDaemon: they are found by a later one, with when they were used, and what was not finished is forgotten.
+func TestStepsSurviveTheDaemon(t *testing.T) {
+	e := newFakeEngine()
+	h := fakeHost(t, e, nil)
+	m, _, err := chained(t, fakeBuild(t, h), "a", "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	unfinished := m
+	unfinished.Tag = newStepTag()
+	if err := h.store.BeginSnapshot(unfinished); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Open(t.Context(), h.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = again.Close(t.Context()) }()
+	if _, ran, err := chained(t, fakeBuild(t, again), "a", "b"); err != nil || len(ran) != 0 {
+		t.Errorf("%v ran (%v)", ran, err)
+	}
+	for _, v := range again.Snapshots() {
+		if v.Status != lineage.Ready {
+			t.Errorf("%s is %s: %s", v.Tag, v.Status, v.Reason)
+		}
+	}
+	again.mu.Lock()
+	defer again.mu.Unlock()
+	if used := again.stepUse[m.Tag]; time.Since(used) > time.Hour {
+		t.Errorf("it was used at %s", used)
+	}
+}
+
+func TestStepKey(t *testing.T) {
+	base := stepKey("root", "run", []string{"sh", "-c", "x"}, map[string]string{"A": "1"})
+	for name, other := range map[string]string{
+		"before": stepKey("other", "run", []string{"sh", "-c", "x"}, map[string]string{"A": "1"}),
+		"kind":   stepKey("root", "copy", []string{"sh", "-c", "x"}, map[string]string{"A": "1"}),
+		"words":  stepKey("root", "run", []string{"sh", "-c x"}, map[string]string{"A": "1"}),
+		"env":    stepKey("root", "run", []string{"sh", "-c", "x"}, map[string]string{"A": "2"}),
+	} {
+		if other == base {
+			t.Errorf("%s does not count", name)
+		}
+	}
+	if lineage.CheckTag(newStepTag()) == nil || !lineage.IsStep(newStepTag()) {
+		t.Error("a step's tag could be a user's")
+	}
+}
