@@ -29,7 +29,7 @@ type Config struct {
 	MaxSandboxes int   // running at once; 0: 1000
 	HotMaxBytes  int64 // memory images kept ready; 0: half of the host's memory
 	StepMaxBytes int64 // steps of builds kept that no snapshot stands on; 0: 16 GiB
-	Parallel     int   // children restored at once; 0: two a CPU
+	Parallel     int   // children restored at once; 0: one a CPU
 
 	// Changed is told the tags whenever they change. May be nil.
 	Changed func(tags []string)
