@@ -129,7 +129,8 @@ func (b *build) warmup(ctx context.Context, conn *guest.Conn) ([]string, error) 
 func (b *build) warmContext(ctx context.Context, conn *guest.Conn, up *image.Warmup) error {
 	b.say("warm-up", "evaluating %s code", up.Context)
 	out := &tail{}
-	res, err := call.Eval(ctx, conn, wire.EvalRequest{Language: up.Context, Code: b.plan.WarmupCode},
+	// Whatever its language: what code without one is evaluated in.
+	res, err := call.Eval(ctx, conn, wire.EvalRequest{Context: wire.DefaultContext(""), Language: up.Context, Code: b.plan.WarmupCode},
 		call.Output{Stdout: out, Stderr: out})
 	if err != nil {
 		return fmt.Errorf("%w%s", err, output(out))

@@ -24,6 +24,9 @@ func (m *Manager) Eval(
 	if err := check(&cfg); err != nil {
 		return nil, err
 	}
+	if req.Context == "" {
+		m.choose(&cfg, req.Language)
+	}
 	if req.TimeoutMS < 0 || req.TimeoutMS > int64(100*365*24*time.Hour/time.Millisecond) {
 		return nil, wire.Errorf(wire.CodeInvalid, "evaluate in %s: time limit of %d ms", cfg.ID, req.TimeoutMS)
 	}
@@ -56,6 +59,20 @@ func (m *Manager) Eval(
 	c.setSink(nil, nil)
 	<-c.turn
 	return result, nil
+}
+
+// choose finds the context of a request that names none. A recipe may have warmed the default one in another language:
+// that is what code without a language is for, and code in that language.
+func (m *Manager) choose(cfg *wire.ContextConfig, asked string) {
+	const standard = "default"
+	c := m.lookup(standard)
+	switch {
+	case c == nil || c.cfg.Language == python:
+	case asked == "" || cfg.Language == c.cfg.Language:
+		cfg.ID = standard
+	case cfg.ID == standard:
+		cfg.ID = python
+	}
 }
 
 // accept looks whether a context can do what is asked of it, and makes the request what its driver expects.
