@@ -199,10 +199,10 @@ func TestDockerfileFails(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		"FROM image:" + parentTag + "\nHEALTHCHECK CMD true\n": "Dockerfile:2: HEALTHCHECK",
-		"FROM image:" + parentTag + "\nCOPY nothing /\n":        "Dockerfile:2: COPY nothing /",
-		"FROM image:no-such-image\nRUN true\n":                  "Dockerfile:1: image:no-such-image",
-		"FROM snapshot:no-such\nRUN true\n":                     "Dockerfile:1: snapshot:no-such",
-		"FROM image:" + parentTag + "\nUSER ghost\nRUN true\n":  "Dockerfile:3: RUN true",
+		"FROM image:" + parentTag + "\nCOPY nothing /\n":       "Dockerfile:2: COPY nothing /",
+		"FROM image:no-such-image\nRUN true\n":                 "Dockerfile:1: image:no-such-image",
+		"FROM snapshot:no-such\nRUN true\n":                    "Dockerfile:1: snapshot:no-such",
+		"FROM image:" + parentTag + "\nUSER ghost\nRUN true\n": "Dockerfile:3: RUN true",
 	} {
 		rewrite(t, dir, text)
 		r := f.try("build", "-f", filepath.Join(dir, "Dockerfile"), "-t", "e2e-dfx", dir)
@@ -230,11 +230,12 @@ END
 	if want := "made\nfrom nowhere\ndaemon:750\n1"; got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	progress := f.buildIn(dir, "e2e-dfs", "--target", "build", "--replace")
+	t.Cleanup(func() { f.try("rmi", "e2e-dfb") })
+	progress := f.buildIn(dir, "e2e-dfb", "--target", "build")
 	if done, _ := ran(progress); done != 0 {
 		t.Errorf("the stage was there:\n%s", progress)
 	}
-	if got := f.inOne("e2e-dfs", "/bin/cat", "/out/file"); got != "made" {
+	if got := f.inOne("e2e-dfb", "/bin/cat", "/out/file"); got != "made" {
 		t.Errorf("the stage has %q", got)
 	}
 }
@@ -288,7 +289,7 @@ warmup:
 	for text, want := range map[string]string{
 		"base: snapshot:" + parentTag + "\nmachine: {cpus: 1, memory: 64GiB}\n": "memory",
 		"base: snapshot:" + parentTag + "\npackages: [git]\n":                   "packages",
-		"base: snapshot:no-such\n": "no-such",
+		"base: snapshot:no-such\n":                                              "no-such",
 	} {
 		if r := f.try("build", recipeText(t, text), "-t", "e2e-onx"); r.code != 1 || !strings.Contains(r.stderr, want) {
 			t.Errorf("exit code %d, want %q in\n%s", r.code, want, r.stderr)
@@ -298,22 +299,21 @@ warmup:
 
 // TestBuildGoesOnAfterDaemon: a daemon that is killed in the middle of a build costs the step it was at.
 func TestBuildGoesOnAfterDaemon(t *testing.T) {
-	f := copied(t)
-	testenv.Need(t, "net", "keyring")
+	f := builder(t)
 	dir := dockerContext(t, "FROM image:"+parentTag+"\nRUN head -c 16 /dev/urandom | od -An -tx1 > /random\nRUN echo waiting; test -e /go || sleep 600\n", nil)
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(2*time.Minute))
 	defer cancel()
 	waiting := make(chan result, 1)
 	go func() {
-		waiting <- runIn(ctx, f.bin, f.home, f.env, nil, "build", "-f", filepath.Join(dir, "Dockerfile"), "-t", "killed", dir)
+		waiting <- runIn(ctx, f.bin, f.home, f.env, nil, append(small(), "-f", filepath.Join(dir, "Dockerfile"), "-t", "killed", dir)...)
 	}()
-	first := awaitSteps(ctx, t, f, 2) // the booted machine, and the first step
+	awaitSteps(ctx, t, f, 2) // the booted machine, and the first step
 	f.killDaemon()
 	if r := <-waiting; r.code == 0 {
 		t.Fatal("the build went on without its daemon")
 	}
 	rewrite(t, dir, "FROM image:"+parentTag+"\nRUN head -c 16 /dev/urandom | od -An -tx1 > /random\nRUN true\n")
-	progress := f.buildIn(dir, "killed")
+	progress := f.buildIn(dir, "killed", small()[1:]...)
 	if done, cached := ran(progress); done != 1 || cached != 1 {
 		t.Errorf("%d steps were done and %d cached, want 1 and 1:\n%s", done, cached, progress)
 	}
@@ -325,46 +325,60 @@ func TestBuildGoesOnAfterDaemon(t *testing.T) {
 		}
 	}
 	if out := f.inOne("killed", "/bin/cat", "/random"); len(strings.Fields(out)) != 16 {
-		t.Errorf("the first step left %q (%v)", out, first)
+		t.Errorf("the first step left %q", out)
 	}
 }
 
-// awaitSteps returns when a daemon has so many steps that are ready.
-func awaitSteps(ctx context.Context, t *testing.T, f *forkd, n int) []string {
+// builder is the program with a home of its own that has the parent and its kernel, but no step of a machine that is small.
+func builder(t *testing.T) *forkd {
+	t.Helper()
+	testenv.Need(t, "net", "keyring")
+	f := copied(t)
+	for _, sub := range []string{"cache/kernels", "cache/resolved"} {
+		if err := os.CopyFS(filepath.Join(f.home, sub), os.DirFS(filepath.Join(suite.home, sub))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return f
+}
+
+func small() []string { return []string{"build", "--memory", "320MiB"} }
+
+// awaitSteps returns when a daemon has so many steps of a small machine that are ready.
+func awaitSteps(ctx context.Context, t *testing.T, f *forkd, n int) {
 	t.Helper()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		var all []api.Snapshot
 		f.json(&all, "snapshots", "--all")
-		var ready []string
+		ready := 0
 		for _, s := range all {
-			if s.Step && s.Status == "ready" {
-				ready = append(ready, s.Tag)
+			if s.Step && s.Status == "ready" && s.MemoryBytes == 320<<20 {
+				ready++
 			}
 		}
-		if len(ready) >= n {
-			return ready
+		if ready >= n {
+			return
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			t.Fatalf("%d steps, waited for %d", len(ready), n)
+			t.Fatalf("%d steps, waited for %d", ready, n)
 		}
 	}
 }
 
 // TestBuildCancelled: who leaves takes the step with him, and its machine.
 func TestBuildCancelled(t *testing.T) {
-	f := copied(t)
-	testenv.Need(t, "net", "keyring")
+	f := builder(t)
 	dir := dockerContext(t, "FROM image:"+parentTag+"\nRUN true\nRUN echo waiting; sleep 600\n", nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		runIn(ctx, f.bin, f.home, f.env, nil, "build", "-f", filepath.Join(dir, "Dockerfile"), "-t", "left", dir)
+		runIn(ctx, f.bin, f.home, f.env, nil, append(small(), "-f", filepath.Join(dir, "Dockerfile"), "-t", "left", dir)...)
 	}()
 	awaitSteps(t.Context(), t, f, 2)
 	cancel()

@@ -22,7 +22,7 @@ func (b *build) rootStep(ctx context.Context, img store.Image) (m store.Snapshot
 		return m, forget, nil
 	}
 	bare := *b.recipe
-	bare.Warmup, bare.Name = nil, img.Name
+	bare.Warmup, bare.Init, bare.Name = nil, "", img.Name
 	root := *b
 	root.recipe, root.source = &bare, key
 	root.spec.Tag, root.spec.Replace, root.spec.Recipe = newStepTag(), false, nil
@@ -61,7 +61,7 @@ func (b *build) lastStep(at string) buildStep {
 	var what []string
 	var took time.Duration
 	return buildStep{
-		key: stepKey(at, "warm-up", b.recipe.Warmup, b.plan.WarmupCode), kept: true, settled: true,
+		key: stepKey(at, "warm-up", b.recipe.Init, b.recipe.Warmup, b.plan.WarmupCode), kept: true, settled: true,
 		do: func(ctx context.Context, m *builder) (err error) {
 			start := time.Now()
 			what, err = b.warmup(ctx, m.conn)
@@ -104,7 +104,27 @@ func (b *build) tag(ctx context.Context, step store.Snapshot) (store.Snapshot, e
 		return store.Snapshot{}, err
 	}
 	b.h.hot.rekey(step, m)
+	b.ownImage(ctx, m)
 	return m, nil
+}
+
+// ownImage gives a snapshot that was built step by step a memory image of its own, when what its steps have written is
+// much: each child would have a copy of that otherwise. Without room for it children take their pages as they are.
+func (b *build) ownImage(ctx context.Context, m store.Snapshot) {
+	if !b.h.hot.has(m) {
+		return
+	}
+	e, err := b.h.hot.acquire(ctx, m)
+	if err != nil {
+		return
+	}
+	defer b.h.hot.release(e)
+	if pages := b.h.hot.memory(e).Pages; pages == nil || pages.Bytes() <= smallLayer {
+		return
+	}
+	if err := b.h.hot.flattenFor(ctx, e, MaxForkN); err != nil {
+		b.h.log.Warn("make a memory image of its own", "snapshot", m.Tag, "error", err)
+	}
 }
 
 // onTop makes the snapshot of a recipe whose base is here already: an image, or a warm machine.
