@@ -388,12 +388,11 @@ func (bl *builder) extract(ctx context.Context, write func(io.Writer) error) err
 
 // read returns a file of the machine, empty if there is none.
 func (bl *builder) read(ctx context.Context, name string, most int) ([]byte, error) {
-	var b bytes.Buffer
-	err := call.Download(ctx, bl.conn, wire.MethodFileRead, wire.ReadRequest{Path: name, User: "root", Length: int64(most)}, &b)
+	b, err := call.Fetch(ctx, bl.conn, wire.MethodFileRead, wire.ReadRequest{Path: name, User: "root", Length: int64(most)}, most)
 	if e, ok := errors.AsType[*wire.Error](err); ok && e.Code == wire.CodeNotFound {
 		return nil, nil
 	}
-	return b.Bytes(), err
+	return b, err
 }
 
 // isDir says whether a path is a directory, or a link to one.

@@ -175,17 +175,20 @@ func checkFile(ctx context.Context, conn *guest.Conn, r *image.Ready) (string, e
 	return "", nil
 }
 
+// maxTable is of the kernel's table of connections: some hundred thousand.
+const maxTable = 32 << 20
+
 // checkPort asks the guest's kernel and not a program: an image need not have one that could tell.
 func checkPort(ctx context.Context, conn *guest.Conn, r *image.Ready) (string, error) {
 	if !r.Port.IsValid() {
 		return "", nil
 	}
 	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		var text bytes.Buffer
-		if err := call.Download(ctx, conn, wire.MethodFileRead, wire.ReadRequest{Path: table}, &text); err != nil {
+		text, err := call.Fetch(ctx, conn, wire.MethodFileRead, wire.ReadRequest{Path: table}, maxTable)
+		if err != nil {
 			return "", fmt.Errorf("ready check: read %s: %w", table, err)
 		}
-		for line := range strings.Lines(text.String()) {
+		for line := range strings.Lines(string(text)) {
 			if at, ok := listening(line); ok && covers(at, r.Port) {
 				return "", nil
 			}

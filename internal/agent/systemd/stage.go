@@ -42,6 +42,10 @@ func stage() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
+	// The kernel mounts no file system over itself.
+	if err := unix.Unmount("/sys/fs/cgroup", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount /sys/fs/cgroup: %w", err)
+	}
 	const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	for _, m := range []struct {
 		source, target, kind string
@@ -49,7 +53,7 @@ func stage() error {
 	}{
 		{"proc", "/proc", "proc", quiet},
 		{bootIDFile, "/proc/sys/kernel/random/boot_id", "", unix.MS_BIND},
-		{"sysfs", "/sys", "sysfs", quiet | unix.MS_RDONLY},
+		{"", "/sys", "", unix.MS_REMOUNT | unix.MS_BIND | quiet | unix.MS_RDONLY},
 		{"cgroup2", "/sys/fs/cgroup", "cgroup2", quiet},
 	} {
 		if err := unix.Mount(m.source, m.target, m.kind, m.flags, ""); err != nil {

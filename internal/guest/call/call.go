@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"forkd.dev/forkd/internal/guest/wire"
 )
@@ -92,10 +93,15 @@ func send(s *wire.Stream, kind wire.Kind, r io.Reader) error {
 			return nil
 		}
 		if err != nil {
-			return err
+			return sourceError{err}
 		}
 	}
 }
+
+// sourceError is a failure of what is sent, not of sending it.
+type sourceError struct{ error }
+
+func (e sourceError) Unwrap() error { return e.error }
 
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
@@ -119,15 +125,34 @@ func Upload(ctx context.Context, o Opener, method string, in any, data io.Reader
 		if sendErr == nil {
 			sendErr = s.HalfClose()
 		}
-		if sendErr != nil {
-			_ = s.Close()
-		}
-		err := <-reply
+		err := answer(s, reply, sendErr)
 		if refusal, ok := errors.AsType[*wire.Error](err); ok {
 			return refusal
 		}
 		return errors.Join(sendErr, err)
 	})
+}
+
+// refusalPatience is how long a guest that takes no more data may take to say why.
+const refusalPatience = 5 * time.Second
+
+// answer waits for a reply after the sending has ended. A guest that refuses sends its answer and closes: the sending may
+// fail of that before the answer has been read.
+func answer(s *wire.Stream, reply <-chan error, sendErr error) error {
+	if sendErr == nil {
+		return <-reply
+	}
+	if _, ok := errors.AsType[sourceError](sendErr); !ok {
+		late := time.NewTimer(refusalPatience)
+		defer late.Stop()
+		select {
+		case err := <-reply:
+			return err
+		case <-late.C:
+		}
+	}
+	_ = s.Close()
+	return <-reply
 }
 
 // maxReplies is how many messages may come where one is due.
@@ -153,6 +178,29 @@ func lastMessage(s *wire.Stream, method string, out any) error {
 			return fmt.Errorf("decode reply of %s: %w", method, err)
 		}
 	}
+}
+
+// Fetch makes a call whose reply is data, and returns it. More than most bytes are an error.
+func Fetch(ctx context.Context, o Opener, method string, in any, most int) ([]byte, error) {
+	b := bounded{most: most}
+	if err := Download(ctx, o, method, in, &b); err != nil {
+		return nil, err
+	}
+	return b.buf, nil
+}
+
+// bounded refuses more than it is to keep.
+type bounded struct {
+	buf  []byte
+	most int
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if len(b.buf)+len(p) > b.most {
+		return 0, wire.Errorf(wire.CodeExhausted, "the guest sends more than the %d bytes that are due", b.most)
+	}
+	b.buf = append(b.buf, p...)
+	return len(p), nil
 }
 
 // Download makes a call whose reply is data.

@@ -27,7 +27,8 @@ type ContextInfo struct {
 
 // ContextRequest is Interrupt, Restart and Remove.
 type ContextRequest struct {
-	ID string `json:"id,omitempty"` // default "default"
+	ID       string `json:"id,omitempty"`       // default: as in EvalRequest
+	Language string `json:"language,omitempty"` // for that
 }
 
 // ContextList is the reply of List.
@@ -38,8 +39,11 @@ type ContextList struct {
 // EvalRequest runs code in a context, made with the image's defaults when there is none of that id. Replies, in the order
 // in which the code produced them: stdout and stderr data frames and EvalEvent messages while it runs, then one
 // EvalResult message.
+//
+// The context that is meant when none is named: "default" if it is of the language, else the one that has the language's
+// name; without a language "default", or the only one there is.
 type EvalRequest struct {
-	Context   string            `json:"context,omitempty"`  // default: the language's own, see ContextConfig
+	Context   string            `json:"context,omitempty"`
 	Language  string            `json:"language,omitempty"` // default: the context's, or "python"
 	Code      string            `json:"code"`
 	TimeoutMS int64             `json:"timeoutMs,omitempty"` // 0: none
@@ -179,7 +183,7 @@ func (r *Result) Formats() []string {
 
 // Size is about how many bytes a result takes on the wire.
 func (r *Result) Size() int {
-	total := 256
+	total := 256 + 64*(len(r.Omitted)+len(r.Extra))
 	for _, f := range r.texts() {
 		if f.text != nil {
 			total += quotedSize(*f.text)
