@@ -347,6 +347,7 @@ func TestUpload(t *testing.T) {
 		return wire.Errorf(wire.CodeExhausted, "write %s: no space left on device", path)
 	}
 	refused("full", ask(t, "POST", at(base, path), strings.NewReader("x")), 507, api.CodeExhausted, path)
+	refused("full, while much is sent", ask(t, "POST", at(base, path), bytes.NewReader(make([]byte, 64<<20))), 507, api.CodeExhausted, path)
 	guest.handlers[wire.MethodFileWrite] = func(context.Context, *wire.Stream, []byte) error {
 		return wire.Errorf(wire.CodeDenied, "write %s: permission denied", path)
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/guest/call"
@@ -21,6 +22,8 @@ import (
 const (
 	// maxParts bounds one multipart upload.
 	maxParts = 10000
+	// refusalPatience is how long the rest of a refused upload is taken, and thrown away.
+	refusalPatience = 10 * time.Second
 	// metadataHeader begins the names of headers that become a file's metadata.
 	metadataHeader = "X-Metadata-"
 )
@@ -28,6 +31,21 @@ const (
 // upload writes a file, or the files of a form. Each appears when it is complete. When one fails those before it are there,
 // and the error names it.
 func (f *files) upload(w http.ResponseWriter, r *http.Request) error {
+	err := f.receive(w, r)
+	if err == nil || r.Context().Err() != nil {
+		return err
+	}
+	// Whoever is still sending reads no reply when the connection is closed in the middle of that.
+	c := http.NewResponseController(w)
+	_ = c.EnableFullDuplex()
+	writeError(w, err, w.Header().Get("X-Request-Id"))
+	_ = c.Flush()
+	_ = c.SetReadDeadline(time.Now().Add(refusalPatience))
+	_, _ = io.Copy(io.Discard, r.Body)
+	return err
+}
+
+func (f *files) receive(w http.ResponseWriter, r *http.Request) error {
 	q, err := fileQuery(r, "mode")
 	if err != nil {
 		return err
