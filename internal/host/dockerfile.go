@@ -309,15 +309,23 @@ func (d *dockerBuild) foreign(ctx context.Context, ref string) (*stage, error) {
 	if tag, ok := strings.CutPrefix(ref, "snapshot:"); ok {
 		return d.onSnapshot(tag)
 	}
-	machine := d.spec.Machine
-	text := "base: " + strconv.Quote(ref) + "\n" + machineText(machine)
+	files := d.spec.Bases[ref]
+	if ref == scratch {
+		dir, err := d.emptyBase()
+		if err != nil {
+			return nil, err
+		}
+		defer os.RemoveAll(dir)
+		ref, files = "tar:"+scratch, os.DirFS(dir)
+	}
+	text := "base: " + strconv.Quote(ref) + "\n" + machineText(d.spec.Machine)
 	recipe, err := image.ParseRecipe("FROM", []byte(text))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, withoutPlace(err))
 	}
 	recipe.Name = imageName(ref)
 	sub := *d.build
-	sub.recipe, sub.spec.Recipe, sub.spec.Files, sub.prepare = recipe, []byte(text), d.spec.Bases[ref], nil
+	sub.recipe, sub.spec.Recipe, sub.spec.Files, sub.prepare = recipe, []byte(text), files, nil
 	if err := checkMachine(recipe); err != nil {
 		return nil, err
 	}
@@ -331,6 +339,26 @@ func (d *dockerBuild) foreign(ctx context.Context, ref string) (*stage, error) {
 	}
 	d.undo.Add(forget)
 	return &stage{tip: root, key: root.Source, config: withoutOwn(configOf(img.Config), img.Base)}, nil
+}
+
+// scratch is Docker's name for nothing.
+const scratch = "scratch"
+
+// emptyBase is the files of a base without any: a directory with an empty archive.
+func (d *dockerBuild) emptyBase() (string, error) {
+	dir, err := d.h.TempDir("scratch-")
+	if err != nil {
+		return "", err
+	}
+	const endOfArchive = 1024 // zeros
+	err = os.Mkdir(path.Join(dir, image.LocalDir), 0o700)
+	if err == nil {
+		err = os.WriteFile(path.Join(dir, image.LocalFile), make([]byte, endOfArchive), 0o600)
+	}
+	if err != nil {
+		return "", errors.Join(fmt.Errorf("make an empty base: %w", err), os.RemoveAll(dir))
+	}
+	return dir, nil
 }
 
 // onSnapshot is a machine that is warm already.
