@@ -31,7 +31,8 @@ var version = "dev"
 
 func main() {
 	if os.Args[0] == systemd.StageName {
-		systemd.Stage()
+		fmt.Fprintf(os.Stderr, "forkd-agent: start systemd: %v\n", systemd.Stage())
+		os.Exit(1)
 	}
 	if os.Getpid() != 1 {
 		fmt.Fprintf(os.Stderr, "forkd-agent %s is started by a guest's kernel as its first process; forkd does all of that\n", version)

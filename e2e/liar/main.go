@@ -26,9 +26,9 @@ import (
 func main() {
 	if os.Getpid() != 1 {
 		fmt.Fprintln(os.Stderr, "liar is for a guest in a test")
-		os.Exit(2)
+		os.Exit(2) //nolint:forbidigo // it is a main of its own.
 	}
-	fmt.Fprintf(os.Stderr, "liar: %v\n", run(context.Background()))
+	fmt.Fprintf(os.Stderr, "liar: %v\n", run(context.Background())) //nolint:forbidigo // it is a main of its own.
 	off()
 }
 

@@ -383,7 +383,9 @@ func (bl *builder) extract(ctx context.Context, write func(io.Writer) error) err
 	r, w := io.Pipe()
 	go func() { _ = w.CloseWithError(write(w)) }()
 	defer r.Close()
-	return call.Upload(ctx, bl.conn, wire.MethodExtract, wire.ExtractRequest{Path: "/", KeepDirs: true}, r, nil)
+	ctx, from, stop := steadily(ctx, r)
+	defer stop()
+	return call.Upload(ctx, bl.conn, wire.MethodExtract, wire.ExtractRequest{Path: "/", KeepDirs: true}, from, nil)
 }
 
 // read returns a file of the machine, empty if there is none.

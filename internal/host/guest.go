@@ -2,6 +2,8 @@ package host
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"time"
 
 	"forkd.dev/forkd/internal/guest"
@@ -9,6 +11,33 @@ import (
 
 // answerTimeout bounds the wait for the agent of a running sandbox when it has to be connected to anew.
 const answerTimeout = 30 * time.Second
+
+// stallTimeout is how long a guest may take nothing of what it is sent while a machine is built: it may have a slow disk to
+// write to, and be emulated.
+const stallTimeout = 5 * time.Minute
+
+// steadily bounds the waiting for a guest that is sent what r has: not the whole, which may be large, and whose source may
+// be slow, but each piece.
+func steadily(ctx context.Context, r io.Reader) (context.Context, io.Reader, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(stallTimeout, func() {
+		cancel(fmt.Errorf("%w: the guest took nothing for %s", context.DeadlineExceeded, stallTimeout))
+	})
+	timer.Stop()
+	return ctx, &steadyReader{r, timer}, func() { timer.Stop(); cancel(nil) }
+}
+
+// steadyReader lets the timer run while its reader is busy with what it has got.
+type steadyReader struct {
+	r     io.Reader
+	timer *time.Timer
+}
+
+func (s *steadyReader) Read(p []byte) (int, error) {
+	s.timer.Stop()
+	defer s.timer.Reset(stallTimeout)
+	return s.r.Read(p)
+}
 
 // Guest is the way into a sandbox: processes, files, contexts. The connection is shared; the caller does not close
 // it. It breaks when the machine ends.

@@ -190,7 +190,9 @@ func (b *build) unpack(ctx context.Context, conn *guest.Conn) error {
 	r, w := io.Pipe()
 	go func() { _ = w.CloseWithError(b.plan.WriteRootfs(ctx, w)) }()
 	defer r.Close()
-	if err := call.Upload(ctx, conn, wire.MethodExtract, wire.ExtractRequest{Path: "/newroot"}, r, nil); err != nil {
+	steady, from, stop := steadily(ctx, r)
+	defer stop()
+	if err := call.Upload(steady, conn, wire.MethodExtract, wire.ExtractRequest{Path: "/newroot"}, from, nil); err != nil {
 		return fmt.Errorf("unpack: %w", err)
 	}
 	if err := conn.Pivot(ctx); err != nil {

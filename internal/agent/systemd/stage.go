@@ -26,15 +26,10 @@ func masked() []string {
 	}
 }
 
-// Stage is the main of the program between the agent and systemd: the first process of the new namespaces. It makes them
-// what systemd expects and becomes it.
-func Stage() {
+// Stage is the program between the agent and systemd: the first process of the new namespaces. It makes them what systemd
+// expects and becomes it, or returns why it could not.
+func Stage() error {
 	runtime.LockOSThread() // a namespace is a thread's, and the one that executes systemd must have it
-	fmt.Fprintf(os.Stderr, "forkd-agent: start systemd: %v\n", stage())
-	os.Exit(1)
-}
-
-func stage() error {
 	// Now, in the cgroup that is to be its root.
 	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
 		return fmt.Errorf("make a cgroup namespace: %w", err)
