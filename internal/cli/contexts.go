@@ -81,7 +81,7 @@ func (a *App) contextsCreate() *cobra.Command {
 					return err
 				}
 				return a.show(made, func(w io.Writer) error {
-					_, err := fmt.Fprintln(w, made.ID)
+					_, err := fmt.Fprintln(w, printable(made.ID))
 					return err
 				})
 			})

@@ -181,7 +181,7 @@ func (a *App) filesWatch(user *string) *cobra.Command {
 				case e.Started:
 					a.progress("watching %s", printable(args[1]))
 				default:
-					fmt.Fprintf(a.Out, "%s %s\n", e.Type, printable(strings.ReplaceAll(e.Name, "\x00", `\x`)))
+					fmt.Fprintf(a.Out, "%s %s\n", e.Type, oneLine(strings.ReplaceAll(e.Name, "\x00", `\x`)))
 				}
 			})
 			if ctx.Err() != nil {
