@@ -177,7 +177,9 @@ func (a *App) filesWatch(user *string) *cobra.Command {
 			err := c.WatchFiles(ctx, args[0], req, func(e api.FileEvent) {
 				switch {
 				case a.json:
-					_ = json.NewEncoder(a.Out).Encode(e)
+					if line, err := json.Marshal(e); err == nil {
+						_, _ = a.Out.Write(append(escapeJSON(line), '\n'))
+					}
 				case e.Started:
 					a.progress("watching %s", printable(args[1]))
 				default:
