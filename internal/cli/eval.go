@@ -24,6 +24,11 @@ type evalFlags struct {
 	restart                          bool
 }
 
+// which is the context that is meant.
+func (f *evalFlags) which() wire.ContextRequest {
+	return wire.ContextRequest{ID: f.context, Language: f.language}
+}
+
 func (a *App) eval() *cobra.Command {
 	var f evalFlags
 	cmd := &cobra.Command{
@@ -73,7 +78,7 @@ func (a *App) runEval(ctx context.Context, f evalFlags, args []string) error {
 	req := wire.EvalRequest{Context: f.context, Language: f.language, Code: code, TimeoutMS: f.timeout.Milliseconds(), Env: env}
 	return a.withDaemon(ctx, func(c *client.Client) error {
 		if f.restart {
-			if err := restartContext(ctx, c.Guest(f.child), f.context, f.language); err != nil {
+			if err := restartContext(ctx, c.Guest(f.child), f.which()); err != nil {
 				return err
 			}
 		}
@@ -81,24 +86,15 @@ func (a *App) runEval(ctx context.Context, f evalFlags, args []string) error {
 	})
 }
 
-// contextID is the context that options mean.
-func contextID(name, language string) string {
-	if name != "" {
-		return name
-	}
-	return wire.DefaultContext(language)
-}
-
 // restartContext starts an interpreter anew, or a first one.
-func restartContext(ctx context.Context, g *client.Guest, name, language string) error {
-	id := contextID(name, language)
-	_, err := call.RestartContext(ctx, g, id)
+func restartContext(ctx context.Context, g *client.Guest, which wire.ContextRequest) error {
+	_, err := call.RestartContext(ctx, g, which)
 	e, refused := errors.AsType[*wire.Error](err)
 	if refused && e.Code == wire.CodeUnimplemented { // by the agent of an older snapshot
-		_ = call.RemoveContext(ctx, g, id)
+		_ = call.RemoveContext(ctx, g, which)
 	}
 	if refused && (e.Code == wire.CodeNotFound || e.Code == wire.CodeUnimplemented) {
-		_, err = call.CreateContext(ctx, g, wire.ContextConfig{ID: id, Language: wire.Language(language)})
+		_, err = call.CreateContext(ctx, g, wire.ContextConfig{ID: which.ID, Language: wire.Language(which.Language)})
 	}
 	if err != nil {
 		return fmt.Errorf("start the context again: %w", err)
@@ -116,7 +112,7 @@ func (a *App) evalIn(ctx context.Context, c *client.Client, f evalFlags, req wir
 	}
 	g := c.Guest(f.child)
 	running, begun, stop := passInterrupt(ctx, func(ctx context.Context, _ uint32) error {
-		return call.InterruptContext(ctx, g, contextID(req.Context, req.Language))
+		return call.InterruptContext(ctx, g, f.which())
 	})
 	defer stop()
 	begun(0)
@@ -151,7 +147,14 @@ func (a *App) explainEval(f evalFlags, e *wire.EvalError) {
 	}
 	fmt.Fprintln(a.Err, printable(strings.TrimRight(trace, "\n")))
 	if e.Name == wire.ErrorKilled {
-		fmt.Fprintf(a.Err, "try: forkd contexts restart %s %s\n", f.child, contextID(f.context, f.language))
+		which := ""
+		if f.context != "" {
+			which += " --context " + f.context
+		}
+		if f.language != "" {
+			which += " --language " + f.language
+		}
+		fmt.Fprintf(a.Err, "try: forkd eval --restart%s %s CODE\n", which, f.child)
 	}
 }
 

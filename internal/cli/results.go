@@ -26,8 +26,17 @@ type shownResults struct {
 // files are the representations that are worth a file, with the ends of their names.
 func resultFiles(r *wire.Result) []struct{ ending, text string } {
 	return []struct{ ending, text string }{
-		{"png", r.PNG}, {"jpeg", r.JPEG}, {"svg", r.SVG}, {"pdf", r.PDF}, {"html", r.HTML}, {"md", r.Markdown}, {"tex", r.LaTeX},
-		{"js", r.JavaScript}, {"json", string(r.JSON)}, {"chart.json", string(r.Chart)}, {"data.json", string(r.Data)},
+		{"png", r.PNG},
+		{"jpeg", r.JPEG},
+		{"svg", r.SVG},
+		{"pdf", r.PDF},
+		{"html", r.HTML},
+		{"md", r.Markdown},
+		{"tex", r.LaTeX},
+		{"js", r.JavaScript},
+		{"json", string(r.JSON)},
+		{"chart.json", string(r.Chart)},
+		{"data.json", string(r.Data)},
 	}
 }
 

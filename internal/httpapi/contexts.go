@@ -59,7 +59,7 @@ func (s *Server) restartContext(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	info, err := call.RestartContext(r.Context(), conn, r.PathValue("ctx"))
+	info, err := call.RestartContext(r.Context(), conn, wire.ContextRequest{ID: r.PathValue("ctx")})
 	if err != nil {
 		return fmt.Errorf("restart a context: %w", err)
 	}
@@ -75,13 +75,13 @@ func (s *Server) removeContext(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) onContext(
-	w http.ResponseWriter, r *http.Request, what string, do func(ctx context.Context, o call.Opener, id string) error,
+	w http.ResponseWriter, r *http.Request, what string, do func(ctx context.Context, o call.Opener, which wire.ContextRequest) error,
 ) error {
 	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
 	if err != nil {
 		return err
 	}
-	if err := do(r.Context(), conn, r.PathValue("ctx")); err != nil {
+	if err := do(r.Context(), conn, wire.ContextRequest{ID: r.PathValue("ctx")}); err != nil {
 		return fmt.Errorf("%s a context: %w", what, err)
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -102,7 +102,7 @@ func (s *Server) eval(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	ask := wire.EvalRequest{Context: req.Context, Language: req.Language, Code: req.Code, Env: req.Env, TimeoutMS: timeout}
-	run := func(out call.Evaluation) (*wire.EvalResult, error) {
+	run := func(out call.Evaluation) (*wire.EvalResult, error) { //nolint:contextcheck // It takes the request's.
 		res, err := call.Evaluate(r.Context(), conn, ask, out)
 		if r.Context().Err() == nil {
 			return res, err
@@ -110,7 +110,7 @@ func (s *Server) eval(w http.ResponseWriter, r *http.Request) error {
 		// Nobody waits for the result; the next evaluation should not have to.
 		stop, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), interruptTimeout)
 		defer cancel()
-		return nil, errors.Join(context.Cause(r.Context()), call.InterruptContext(stop, conn, contextOf(ask)))
+		return nil, errors.Join(context.Cause(r.Context()), call.InterruptContext(stop, conn, wire.ContextRequest{ID: ask.Context, Language: ask.Language}))
 	}
 	if events := wantsEvents(r); events != "" {
 		return streamEval(w, events, run)
@@ -145,14 +145,6 @@ func (s *Server) eval(w http.ResponseWriter, r *http.Request) error {
 		out.ExitCode = max(1, out.ExitCode)
 	}
 	return reply(w, http.StatusOK, out)
-}
-
-// contextOf is the context that a request means.
-func contextOf(req wire.EvalRequest) string {
-	if req.Context != "" {
-		return req.Context
-	}
-	return wire.DefaultContext(req.Language)
 }
 
 func result(r *wire.Result) api.Result {

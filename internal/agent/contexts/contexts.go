@@ -151,6 +151,29 @@ func check(cfg *wire.ContextConfig) error {
 	return nil
 }
 
+// resolve is the id of the context that a request means.
+func (m *Manager) resolve(id, language string) string {
+	if id != "" {
+		return id
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	c := m.contexts[defaultID]
+	if language == "" {
+		if c == nil && len(m.contexts) == 1 {
+			for id := range m.contexts {
+				return id
+			}
+		}
+		return defaultID
+	}
+	language = wire.Language(language)
+	if c != nil && c.cfg.Language == language {
+		return defaultID
+	}
+	return wire.DefaultContext(language)
+}
+
 // Create starts a context. One of that id that lives is already_exists; one that died is replaced.
 func (m *Manager) Create(ctx context.Context, cfg wire.ContextConfig) (wire.ContextInfo, error) {
 	if err := check(&cfg); err != nil {
@@ -297,7 +320,8 @@ func (c *Context) interrupt() error {
 }
 
 // askAgain has an interrupted shell report again: the interrupt may have hit the report, and some shells drop what they
-// have read ahead. It needs mu.
+// have read ahead. One that takes no notice for long is interrupted again, as somebody at a terminal would: a program that was just
+// being started has not got the signal. It needs mu.
 func (c *Context) askAgain(s shell, run *evaluation, round int) {
 	const rounds = 8
 	time.AfterFunc(50*time.Millisecond<<round, func() {
@@ -305,6 +329,9 @@ func (c *Context) askAgain(s shell, run *evaluation, round int) {
 		defer c.mu.Unlock()
 		if c.running != run || round >= rounds {
 			return
+		}
+		if round == 4 || round == 6 { // after 1.5 and 6 seconds
+			_ = c.child.SignalGroup(unix.SIGINT)
 		}
 		_ = c.write(s.report(nil, run.sequence))
 		c.askAgain(s, run, round+1)

@@ -540,6 +540,18 @@
   }
 
   function facts(request) {
+    if (request.search) {
+      // A parent that never runs again: what a fork will need to renew is loaded and compiled, and not by every child.
+      try {
+        const crypto = require("crypto");
+        crypto.randomBytes(1);
+        if (crypto.randomUUID) for (let k = 0; k < 128; k++) crypto.randomUUID();
+        word32();
+        stringify(parse('{"a":[1]}'));
+      } catch {
+        // it will be said in the fork
+      }
+    }
     const found = [
       { what: "hash_seed", name: "the engine's hash tables", why: "an engine keeps its hash seed for life" },
       { what: "generator", name: "random bytes that libraries keep in store (uuid, nanoid)", why: "they are the library's own; crypto.randomUUID and crypto.randomBytes are renewed" },

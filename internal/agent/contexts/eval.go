@@ -20,7 +20,7 @@ import (
 func (m *Manager) Eval(
 	ctx context.Context, req *wire.EvalRequest, sink func(wire.Kind, []byte) error, show func(*wire.EvalEvent) error,
 ) (*wire.EvalResult, error) {
-	cfg := wire.ContextConfig{ID: req.Context, Language: req.Language}
+	cfg := wire.ContextConfig{ID: m.resolve(req.Context, req.Language), Language: req.Language}
 	if err := check(&cfg); err != nil {
 		return nil, err
 	}

@@ -35,7 +35,7 @@ func (m *Manager) handleEval(ctx context.Context, s *wire.Stream, req *wire.Eval
 }
 
 func (m *Manager) handleInterrupt(_ context.Context, s *wire.Stream, req *wire.ContextRequest) error {
-	if err := m.Interrupt(id(req)); err != nil {
+	if err := m.Interrupt(m.resolve(req.ID, req.Language)); err != nil {
 		return err
 	}
 	return s.SendMessage(struct{}{})
@@ -46,24 +46,16 @@ func (m *Manager) handleList(_ context.Context, s *wire.Stream, _ *struct{}) err
 }
 
 func (m *Manager) handleRemove(ctx context.Context, s *wire.Stream, req *wire.ContextRequest) error {
-	if err := m.Remove(ctx, id(req)); err != nil {
+	if err := m.Remove(ctx, m.resolve(req.ID, req.Language)); err != nil {
 		return err
 	}
 	return s.SendMessage(struct{}{})
 }
 
 func (m *Manager) handleRestart(ctx context.Context, s *wire.Stream, req *wire.ContextRequest) error {
-	info, err := m.Restart(ctx, id(req))
+	info, err := m.Restart(ctx, m.resolve(req.ID, req.Language))
 	if err != nil {
 		return err
 	}
 	return s.SendMessage(info)
-}
-
-// id is the context a request means.
-func id(req *wire.ContextRequest) string {
-	if req.ID == "" {
-		return defaultID
-	}
-	return req.ID
 }

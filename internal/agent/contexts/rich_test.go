@@ -159,7 +159,7 @@ func scientific(t *testing.T) string {
 	dirs := filepath.SplitList(os.Getenv("FORKD_TEST_PYTHONPATH"))
 	dirs = append(dirs, "")
 	for _, dir := range dirs {
-		cmd := exec.CommandContext(t.Context(), "python3", "-c", "import matplotlib, pandas") //nolint:forbidigo // Asks what is installed.
+		cmd := exec.CommandContext(t.Context(), "python3", "-c", "import matplotlib, pandas")
 		cmd.Env = append(os.Environ(), "PYTHONPATH="+dir)
 		if cmd.Run() == nil {
 			return dir

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -84,11 +85,11 @@ func (c *Context) open(command *reap.Command, user *account.User) error {
 	if err != nil {
 		return wire.Errorf(wire.CodeExhausted, "context %s: make a control channel: %v", c.id, err)
 	}
-	stdin := pair[1]
-	if !c.in.stdin {
-		stdin, err = unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	} else {
+	var stdin int
+	if c.in.stdin {
 		stdin, err = unix.FcntlInt(uintptr(pair[1]), unix.F_DUPFD_CLOEXEC, 3)
+	} else {
+		stdin, err = unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	}
 	if err != nil {
 		_ = errors.Join(unix.Close(pair[0]), unix.Close(pair[1]))
@@ -220,14 +221,7 @@ func (c *Context) hush() {
 }
 
 // can says whether the driver knows an operation.
-func (c *Context) can(op string) bool {
-	for _, o := range c.ready.Ops {
-		if o == op {
-			return true
-		}
-	}
-	return false
-}
+func (c *Context) can(op string) bool { return slices.Contains(c.ready.Ops, op) }
 
 // stillborn says why an interpreter did not come up, with what it printed.
 func (c *Context) stillborn(err error) error {

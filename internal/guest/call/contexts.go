@@ -117,17 +117,17 @@ func CreateContext(ctx context.Context, o Opener, cfg wire.ContextConfig) (*wire
 }
 
 // RestartContext starts one anew as it was started first.
-func RestartContext(ctx context.Context, o Opener, id string) (*wire.ContextInfo, error) {
+func RestartContext(ctx context.Context, o Opener, which wire.ContextRequest) (*wire.ContextInfo, error) {
 	info := &wire.ContextInfo{}
-	return info, Unary(ctx, o, wire.MethodContextAgain, wire.ContextRequest{ID: id}, info)
+	return info, Unary(ctx, o, wire.MethodContextAgain, which, info)
 }
 
 // InterruptContext raises an interrupt in what one evaluates.
-func InterruptContext(ctx context.Context, o Opener, id string) error {
-	return Unary(ctx, o, wire.MethodContextStop, wire.ContextRequest{ID: id}, nil)
+func InterruptContext(ctx context.Context, o Opener, which wire.ContextRequest) error {
+	return Unary(ctx, o, wire.MethodContextStop, which, nil)
 }
 
 // RemoveContext kills and forgets one.
-func RemoveContext(ctx context.Context, o Opener, id string) error {
-	return Unary(ctx, o, wire.MethodContextClose, wire.ContextRequest{ID: id}, nil)
+func RemoveContext(ctx context.Context, o Opener, which wire.ContextRequest) error {
+	return Unary(ctx, o, wire.MethodContextClose, which, nil)
 }
