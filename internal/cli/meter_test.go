@@ -12,7 +12,7 @@ func TestMeterLine(t *testing.T) {
 	if got, want := m.line(2*time.Second, 40), "   3.0 MiB    1.5 MiB/s  e-that-is-long"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if got, want := m.line(2*time.Second, 80), "   3.0 MiB    1.5 MiB/s  evil[2J nae-that-is-long"; got != want {
+	if got, want := m.line(2*time.Second, 80), "   3.0 MiB    1.5 MiB/s  evil name-that-is-long"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
