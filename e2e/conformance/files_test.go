@@ -583,6 +583,10 @@ func fileCases() []fileCase {
 			}
 			f.equal("reply", []any{files[0].Name, files[0].Type, files[0].Path, f.cat(f.at("p/q/up"))}, []any{"up", "file", f.at("p/q/up"), "body"})
 		}},
+		{"5 POST /files", "a setting of the kernel's", func(f *fileTest) {
+			status, _, _ := f.put(query("/proc/sys/vm/swappiness"), strings.NewReader("33\n"))
+			f.equal("setting", []any{status, f.cat("/proc/sys/vm/swappiness")}, []any{200, "33\n"})
+		}},
 		{"5 POST /files", "an empty body", func(f *fileTest) {
 			status, _, _ := f.put(query(f.at("file")), http.NoBody)
 			f.equal("file", []any{status, f.stat(f.at("file")).Size, f.stat(f.at("file")).Mode}, []any{200, 0, 0o640})

@@ -20,8 +20,11 @@ import (
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
-// maxEntries bounds one listing, which is a single message.
-const maxEntries = 20000
+// maxEntries and maxListing bound one listing, which is a single message, and is in memory as a whole.
+const (
+	maxEntries = 20000
+	maxListing = 8 << 20
+)
 
 // Service serves files.
 type Service struct {
@@ -208,7 +211,11 @@ type lister struct {
 	ctx     context.Context //nolint:containedctx // one call's
 	namer   namer
 	entries []wire.EntryInfo
+	bytes   int // about
 }
+
+// entryBytes is about what an entry takes in a message beside its names.
+const entryBytes = 250
 
 // walk lists a directory, each directory in it followed by its own entries. What vanishes meanwhile is left out, what
 // cannot be entered below the first level too. Links are not followed.
@@ -225,10 +232,11 @@ func (l *lister) walk(dir string, depth uint32) error {
 		if err != nil {
 			continue
 		}
-		if len(l.entries) >= maxEntries {
-			return wire.Errorf(wire.CodeExhausted, "list %s: more than %d entries; list its directories one by one", dir, maxEntries)
-		}
 		path := filepath.Join(dir, d.Name())
+		l.bytes += len(path) + len(d.Name()) + entryBytes
+		if len(l.entries) >= maxEntries || l.bytes > maxListing {
+			return wire.Errorf(wire.CodeExhausted, "list %s: more than %d entries, or %d bytes of them; list its directories one by one", dir, maxEntries, maxListing)
+		}
 		l.entries = append(l.entries, l.namer.describe(path, info))
 		if d.IsDir() && depth > 1 {
 			if err := l.walk(path, depth-1); err != nil && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {

@@ -104,7 +104,7 @@ func (p *packer) entry(path, name string, top bool) error {
 	case info.Mode().IsRegular():
 		return p.file(path, h, st)
 	default:
-		h.PAXRecords = p.attributes(path, h)
+		h.PAXRecords = p.attributes(path)
 		return p.w.WriteHeader(h)
 	}
 }
@@ -153,7 +153,7 @@ func (p *packer) directory(path, name string, h *tar.Header, st *syscall.Stat_t,
 	if err != nil {
 		return err
 	}
-	h.PAXRecords = p.attributes(path, h)
+	h.PAXRecords = p.attributes(path)
 	if !top || !p.o.NoRoot {
 		if err := p.w.WriteHeader(h); err != nil {
 			return err
@@ -194,7 +194,7 @@ func (p *packer) file(path string, h *tar.Header, st *syscall.Stat_t) error {
 		return err
 	}
 	defer f.Close()
-	h.PAXRecords = p.attributes(path, h)
+	h.PAXRecords = p.attributes(path)
 	if extents, sparse := data(f, st); sparse {
 		err = p.sparse(f, h, extents)
 	} else if err = p.w.WriteHeader(h); err == nil {
@@ -297,10 +297,7 @@ func (p *packer) sparse(f *os.File, h *tar.Header, extents []extent) error {
 }
 
 // attributes are extended attributes as PAX records; nil when there are none or they cannot be read.
-func (p *packer) attributes(path string, h *tar.Header) map[string]string {
-	if h.Typeflag == tar.TypeSymlink {
-		return nil // a link can have no attribute that a user could set
-	}
+func (p *packer) attributes(path string) map[string]string {
 	list, get := unix.Llistxattr, unix.Lgetxattr
 	if p.o.Follow {
 		list, get = unix.Listxattr, unix.Getxattr
