@@ -87,7 +87,7 @@ func ParseBase(text string) (Base, error) {
 	return b, nil
 }
 
-func (b *Base) checkTar() error {
+func (b Base) checkTar() error {
 	switch {
 	case b.Ref == "":
 		return errors.New("names no file or URL")
@@ -130,8 +130,9 @@ func (b Base) Local() (local, dir bool) {
 		return true, false
 	case KindTar:
 		return !b.Remote(), false
+	default:
+		return false, false
 	}
-	return false, false
 }
 
 // Foreign reports whether the base is somebody else's file system, unpacked as it is.
@@ -139,8 +140,9 @@ func (b Base) Foreign() bool {
 	switch b.Kind {
 	case KindOCI, KindLayout, KindDockerArchive, KindTar:
 		return true
+	default:
+		return false
 	}
-	return false
 }
 
 // LocalPath is where the base's path leads from the directory of the recipe that names it.

@@ -79,8 +79,9 @@ func openForeign(ctx context.Context, b Base, files fs.FS, cfg Host) (*oci.Image
 			return oci.OpenTarURL(ctx, b.Ref, b.Fragment, cfg.blobs())
 		}
 		return oci.OpenTar(ctx, files, LocalFile, b.Fragment)
+	default:
+		return nil, fmt.Errorf("a base of the kind %s cannot be resolved here", b.Kind)
 	}
-	return nil, fmt.Errorf("a base of the kind %s cannot be resolved here", b.Kind)
 }
 
 // Bounds of an image's configuration: it is stored with every snapshot.
@@ -126,7 +127,7 @@ func readConfig(c *oci.Config) (*Config, []string, error) {
 }
 
 // check refuses what no process could be started with.
-func (c *Config) check() error {
+func (c Config) check() error {
 	text := func(what string, most int, list ...string) error {
 		size := 0
 		for _, s := range list {
@@ -152,8 +153,8 @@ func (c *Config) check() error {
 }
 
 // with is the configuration with a recipe's values on top.
-func (c *Config) with(r *Recipe) Config {
-	out := *c
+func (c Config) with(r *Recipe) Config {
+	out := c
 	out.Env = maps.Clone(c.Env)
 	maps.Copy(out.Env, r.Env)
 	if r.User != "" {
@@ -314,7 +315,7 @@ func (u *unchanged) Verify() error {
 const configFile = "etc/forkd/image.json"
 
 // file is the content of configFile.
-func (c *Config) file() ([]byte, error) {
+func (c Config) file() ([]byte, error) {
 	text, err := json.MarshalIndent(imageConfig{c.Env, c.WorkDir, c.User}, "", "\t")
 	return append(text, '\n'), err
 }

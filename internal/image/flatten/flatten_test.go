@@ -136,12 +136,13 @@ func listing(t testing.TB, stream []byte) []string {
 		case tar.TypeChar, tar.TypeBlock:
 			line += fmt.Sprintf(" %d,%d", h.Devmajor, h.Devminor)
 		}
+		parts := []string{line}
 		for _, key := range sortedKeys(h.PAXRecords) {
 			if attr, ok := strings.CutPrefix(key, xattrPrefix); ok {
-				line += fmt.Sprintf(" %s=%q", attr, h.PAXRecords[key])
+				parts = append(parts, fmt.Sprintf("%s=%q", attr, h.PAXRecords[key]))
 			}
 		}
-		lines = append(lines, line)
+		lines = append(lines, strings.Join(parts, " "))
 	}
 }
 
@@ -393,10 +394,10 @@ func gnuSparse(t *testing.T, h *tar.Header, size int64) []byte {
 	b[156] = tar.TypeGNUSparse
 	copy(b[257:], "ustar  \x00")
 	copy(b[386:], fmt.Sprintf("%011o\x00%011o\x00", 0, 0))
-	real := b[483:495]
-	real[0] = 0x80
+	size12 := b[483:495]
+	size12[0] = 0x80
 	for i := 11; i > 0; i-- {
-		real[i] = byte(size)
+		size12[i] = byte(size)
 		size >>= 8
 	}
 	copy(b[148:], "        ")

@@ -11,7 +11,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -41,7 +42,7 @@ type server struct {
 func newServer(t testing.TB) *server {
 	t.Helper()
 	s := &server{t: t, requests: map[string]int{}}
-	real := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	working := registry.New(registry.Logger(slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)))
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		s.requests[r.Method+" "+r.URL.Path]++
@@ -50,7 +51,7 @@ func newServer(t testing.TB) *server {
 		if spoil != nil && spoil(w, r) {
 			return
 		}
-		real.ServeHTTP(w, r)
+		working.ServeHTTP(w, r)
 	}))
 	t.Cleanup(s.Close)
 	return s
@@ -523,14 +524,10 @@ func TestLayout(t *testing.T) {
 		if !strings.HasPrefix(name, "blobs/") {
 			continue
 		}
-		damaged := fstest.MapFS{}
-		for other, file := range dir {
-			damaged[other] = file
-		}
+		damaged := maps.Clone(dir)
 		data := bytes.Clone(f.Data)
 		data[len(data)/2] ^= 1
 		damaged[name] = &fstest.MapFile{Data: data}
-		delete(damaged, "")
 		failed := 0
 		for _, which := range []string{"one", "two"} {
 			img, err := OpenLayout(t.Context(), damaged, which, "amd64")
