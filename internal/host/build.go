@@ -91,11 +91,11 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 		return SnapshotView{}, err
 	}
 	b := &build{h: h, spec: spec, recipe: recipe, features: features, progress: progress}
-	make := b.run
+	run := b.run
 	if spec.Dockerfile != nil {
-		make = func(ctx context.Context) (store.Snapshot, error) { return b.dockerfile(ctx, spec.Dockerfile) }
+		run = func(ctx context.Context) (store.Snapshot, error) { return b.dockerfile(ctx, spec.Dockerfile) }
 	}
-	m, err := make(ctx)
+	m, err := run(ctx)
 	if err != nil {
 		return SnapshotView{}, fmt.Errorf("build %s: %w", spec.Tag, err)
 	}
@@ -138,8 +138,7 @@ func (b *build) cached(step, format string, args ...any) {
 }
 
 func (b *build) run(ctx context.Context) (store.Snapshot, error) {
-	switch b.recipe.From.Kind {
-	case image.KindImage, image.KindSnapshot:
+	if kind := b.recipe.From.Kind; kind == image.KindImage || kind == image.KindSnapshot {
 		return b.onTop(ctx)
 	}
 	if err := b.resolve(ctx); err != nil {

@@ -56,11 +56,11 @@ func (b *build) chain(ctx context.Context, root store.Snapshot, steps []buildSte
 	start := 0
 	m, forget := root, func() {}
 	if !b.spec.NoCache {
-		for i := len(steps) - 1; i >= 0; i-- {
-			if !steps[i].kept {
+		for i, s := range slices.Backward(steps) {
+			if !s.kept {
 				continue
 			}
-			if found, release, ok := b.h.step(steps[i].key); ok {
+			if found, release, ok := b.h.step(s.key); ok {
 				m, forget, start = found, release, i+1
 				break
 			}

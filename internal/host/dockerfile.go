@@ -72,7 +72,7 @@ func (d *dockerBuild) at(line int, err error) error {
 
 // target makes the stage that was asked for, and the snapshot of it.
 func (d *dockerBuild) target(ctx context.Context, t *dockerfile.Build, several bool) (store.Snapshot, error) {
-	from, steps, config, err := d.plan(ctx, t, several)
+	from, steps, config, err := d.plan(ctx, t)
 	if err != nil {
 		return store.Snapshot{}, err
 	}
@@ -119,7 +119,7 @@ func (d *dockerBuild) stage(ctx context.Context, t *dockerfile.Build) (*stage, e
 	if s := d.stages[t.Index()]; s != nil {
 		return s, nil
 	}
-	from, steps, config, err := d.plan(ctx, t, true)
+	from, steps, config, err := d.plan(ctx, t)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +140,7 @@ func (d *dockerBuild) stage(ctx context.Context, t *dockerfile.Build) (*stage, e
 }
 
 // plan makes what a stage stands on, and what its copies are from, and says what is to be done then.
-func (d *dockerBuild) plan(ctx context.Context, t *dockerfile.Build, several bool) (*stage, []buildStep, dockerfile.Config, error) {
+func (d *dockerBuild) plan(ctx context.Context, t *dockerfile.Build) (*stage, []buildStep, dockerfile.Config, error) {
 	none := dockerfile.Config{}
 	base, err := t.Base()
 	if err != nil {

@@ -185,14 +185,14 @@ func TestCancelledBuild(t *testing.T) {
 func TestStepsAreTrimmed(t *testing.T) {
 	h := fakeHost(t, newFakeEngine(), nil)
 	b := fakeBuild(t, h)
-	make := func(names ...string) store.Snapshot {
+	build := func(names ...string) store.Snapshot {
 		m, _, err := chained(t, b, names...)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return m
 	}
-	old, kept := make("a", "b"), make("a", "c")
+	old, kept := build("a", "b"), build("a", "c")
 	b.spec.Tag, b.recipe = "mine", nil
 	m, err := h.store.State(kept)
 	if err != nil {
@@ -203,7 +203,7 @@ func TestStepsAreTrimmed(t *testing.T) {
 	if err := h.enterSnapshot(t.Context(), mine, m, false); err != nil {
 		t.Fatal(err)
 	}
-	young := make("d", "e")
+	young := build("d", "e")
 	h.mu.Lock()
 	for i, tag := range []string{old.Tag, kept.Tag} {
 		h.stepUse[tag] = time.Now().Add(time.Duration(i-10) * time.Hour)

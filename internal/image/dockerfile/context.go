@@ -398,7 +398,7 @@ func (p *packer) put(name string, it item) error {
 func (c *Context) packed(e *Entry) (bool, error) {
 	r, closer, err := decompress(c.open(e))
 	if err != nil {
-		return false, nil //nolint:nilerr // what cannot be unpacked is a file like others
+		return false, nil // a file like others
 	}
 	defer closer()
 	_, err = tar.NewReader(r).Next()

@@ -223,8 +223,10 @@ func TestAddArchive(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, h := range []*tar.Header{
-		{Typeflag: tar.TypeDir, Name: "out/", Mode: 0o755}, {Typeflag: tar.TypeReg, Name: "out/a", Size: 1, Mode: 0o640, Uid: 9},
-		{Typeflag: tar.TypeLink, Name: "out/b", Linkname: "out/a"}, {Typeflag: tar.TypeChar, Name: "out/c"},
+		{Typeflag: tar.TypeDir, Name: "out/", Mode: 0o755},
+		{Typeflag: tar.TypeReg, Name: "out/a", Size: 1, Mode: 0o640, Uid: 9},
+		{Typeflag: tar.TypeLink, Name: "out/b", Linkname: "out/a"},
+		{Typeflag: tar.TypeChar, Name: "out/c"},
 		{Typeflag: tar.TypeSymlink, Name: "out/l", Linkname: "a"},
 	} {
 		if err := w.WriteHeader(h); err != nil {

@@ -410,11 +410,11 @@ func (p *parser) heredocs(in *Instruction) {
 
 // shownText is an instruction on one line, without control characters.
 func shownText(in *Instruction) string {
-	text := in.Name
+	words := []string{in.Name}
 	for _, f := range in.Flags {
-		text += " --" + f.Name + "=" + f.Value
+		words = append(words, "--"+f.Name+"="+f.Value)
 	}
-	text = strings.Join(strings.Fields(text+" "+in.Rest), " ")
+	text := strings.Join(append(words, strings.Fields(in.Rest)...), " ")
 	text = strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return ' '

@@ -1,6 +1,7 @@
 package dockerfile
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -371,12 +372,12 @@ func (s *state) instruction(in Instruction) (*Op, error) {
 		return nil, s.expose(in)
 	case "SHELL":
 		if in.JSON == nil {
-			return nil, fmt.Errorf(`write it as a list: SHELL ["/bin/bash", "-c"]`)
+			return nil, errors.New(`write it as a list: SHELL ["/bin/bash", "-c"]`)
 		}
 		s.shell = in.JSON
 		return nil, nil //nolint:nilnil // nothing to do in the machine
 	}
-	return nil, fmt.Errorf("cannot be carried out")
+	return nil, errors.New("cannot be carried out")
 }
 
 // ownerPattern is a user or user:group, as names or numbers.
@@ -446,7 +447,7 @@ func (s *state) workdir(in Instruction) (*Op, error) {
 		return nil, err
 	}
 	if v == "" {
-		return nil, fmt.Errorf("the path is empty")
+		return nil, errors.New("the path is empty")
 	}
 	s.config.WorkDir = s.absolute(v)
 	return &Op{Dir: &Dir{Path: s.config.WorkDir}}, nil
@@ -466,7 +467,7 @@ func (s *state) expose(in Instruction) error {
 		if err != nil {
 			return err
 		}
-		for _, port := range strings.Fields(v) {
+		for port := range strings.FieldsSeq(v) {
 			number, proto, ok := strings.Cut(port, "/")
 			if !ok {
 				proto = "tcp"
@@ -512,14 +513,15 @@ func (s *state) run(in Instruction) (*Op, error) {
 		}
 		r.Argv = append(slices.Clone(s.shell), doc)
 	default:
-		script := in.Rest
+		var script strings.Builder
+		script.WriteString(in.Rest)
 		for _, h := range in.Heredocs {
-			script += "\n" + h.Content + h.Name
+			script.WriteString("\n" + h.Content + h.Name)
 		}
 		if len(in.Heredocs) > 0 {
-			script += "\n"
+			script.WriteString("\n")
 		}
-		r.Argv = append(slices.Clone(s.shell), script)
+		r.Argv = append(slices.Clone(s.shell), script.String())
 	}
 	return &Op{Run: r}, nil
 }
@@ -547,7 +549,7 @@ func (s *state) copy(in Instruction) (*Op, error) {
 		}
 	}
 	if len(words) < 2 {
-		return nil, fmt.Errorf("it needs a source and a destination")
+		return nil, errors.New("it needs a source and a destination")
 	}
 	if err := s.copyFlags(in, c); err != nil {
 		return nil, err
@@ -570,12 +572,12 @@ func (s *state) copy(in Instruction) (*Op, error) {
 			return nil, fmt.Errorf("%s: what is in the network cannot be added: a build's machine has none; download it into the context and COPY it", shorten(w))
 		}
 		if w == "" {
-			return nil, fmt.Errorf("a source is empty")
+			return nil, errors.New("a source is empty")
 		}
 		c.Sources = append(c.Sources, w)
 	}
 	if dest == "" {
-		return nil, fmt.Errorf("the destination is empty")
+		return nil, errors.New("the destination is empty")
 	}
 	slash := strings.HasSuffix(dest, "/") || path.Base(dest) == "."
 	c.Dest = s.absolute(dest)
@@ -625,7 +627,7 @@ func (s *state) copyFlags(in Instruction, c *Copy) error {
 // from is a stage before this one, or another image.
 func (s *state) from(v string) (*Base, error) {
 	if v == "" {
-		return nil, fmt.Errorf("--from is empty")
+		return nil, errors.New("--from is empty")
 	}
 	if i := s.file.find(v, s.stage); i >= 0 {
 		return &Base{Stage: s.at(i)}, nil
