@@ -326,4 +326,3 @@ func FuzzNotifier(f *testing.F) {
 		}
 	})
 }
-
