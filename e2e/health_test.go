@@ -87,24 +87,15 @@ func TestOutOfMemory(t *testing.T) {
 func TestForkBomb(t *testing.T) {
 	f := shared(t)
 	id := f.one()
-	const bomb = `
-import os, time
-while True:
-    try:
-        os.fork()
-    except OSError:
-        time.sleep(0.2)`
-	if r := f.try("exec", id, "-d", "--", "python3", "-c", bomb); r.code != 0 {
-		t.Fatalf("start it: %s", r.stderr)
-	}
-	await(t, 60*time.Second, "the bomb to have gone off", func() bool { return f.metrics(id).Processes > 100 })
+	f.run("exec", id, "-d", "--", "sh", "-c", "while :; do sleep 1000 & done")
+	await(t, 60*time.Second, "the bomb to have gone off", func() bool { return f.metrics(id).Processes > 500 })
 	for range 3 {
 		if got := f.run("exec", id, "--", "echo", "room"); got != "room\n" {
 			t.Errorf("beside it: %q", got)
 		}
 	}
-	f.run("exec", id, "--", "sh", "-c", "for p in /sys/fs/cgroup/user/proc/p*; do grep -q max $p/pids.max && exit 1; done; "+
-		"for p in /sys/fs/cgroup/user/proc/p*; do [ $(cat $p/pids.current) -gt 20 ] && echo 1 >$p/cgroup.kill; done; true")
+	f.run("exec", id, "--", "sh", "-c",
+		"for p in /sys/fs/cgroup/user/proc/p*; do [ $(cat $p/pids.current) -lt 20 ] || echo 1 >$p/cgroup.kill; done")
 	await(t, 30*time.Second, "it to end", func() bool { return f.metrics(id).Processes < 50 })
 }
 

@@ -159,9 +159,15 @@ func TestHostileGuest(t *testing.T) {
 		"deaf": func(t *testing.T, f *forkd, id string) {
 			f.bounded(t, 40*time.Second, "neither ended nor stopped", "exec", id, "--timeout", "1s", "--", "/bin/true")
 		},
-		"opens":   func(t *testing.T, f *forkd, id string) { f.bounded(t, 40*time.Second, "", "exec", id, "--", "/bin/true") },
-		"parts":   func(t *testing.T, f *forkd, id string) { f.bounded(t, 40*time.Second, "more than", "exec", id, "--", "/bin/true") },
-		"entries": func(t *testing.T, f *forkd, id string) { f.bounded(t, 40*time.Second, "too many parts", "exec", id, "--", "/bin/true") },
+		"opens": func(t *testing.T, f *forkd, id string) {
+			f.bounded(t, 40*time.Second, "", "exec", id, "--", "/bin/true")
+		},
+		"parts": func(t *testing.T, f *forkd, id string) {
+			f.bounded(t, 40*time.Second, "more than", "exec", id, "--", "/bin/true")
+		},
+		"entries": func(t *testing.T, f *forkd, id string) {
+			f.bounded(t, 40*time.Second, "too many parts", "exec", id, "--", "/bin/true")
+		},
 		"error": func(t *testing.T, f *forkd, id string) {
 			r := f.bounded(t, 40*time.Second, "evil", "exec", id, "--", "/bin/true")
 			if len(r.stderr) > 32<<10 {

@@ -28,6 +28,12 @@ func (a *Agent) metrics(_ context.Context, s *wire.Stream, _ []byte) error {
 	if err != nil {
 		return err
 	}
+	// The groups' lists are short work also when a program starts others without end.
+	if a.cfg.Cgroups != nil {
+		if pids, err := a.cfg.Cgroups.PIDs(); err == nil {
+			m.Processes = len(pids) + 1
+		}
+	}
 	a.sampled.percent(m)
 	return s.SendMessage(m)
 }
@@ -63,7 +69,6 @@ func sample(proc string) (*wire.Metrics, error) {
 	}
 	_, threads, _ := strings.Cut(field(load, 3), "/")
 	m.Threads = int(number(threads))
-	m.Processes = processes(proc)
 	memory := read("meminfo")
 	if memory == "" {
 		return nil, fmt.Errorf("read %s/meminfo", proc)
@@ -101,25 +106,6 @@ func cpuTime(stat string) float64 {
 		}
 	}
 	return busy / 100
-}
-
-// processes counts them; the kernel's own threads are none.
-func processes(proc string) int {
-	entries, err := os.ReadDir(proc)
-	if err != nil {
-		return 0
-	}
-	n := 0
-	for _, e := range entries {
-		if _, err := strconv.Atoi(e.Name()); err != nil {
-			continue
-		}
-		// Their command line is empty, that of a process that has ended as well.
-		if b, err := os.ReadFile(proc + "/" + e.Name() + "/cmdline"); err == nil && len(b) > 0 {
-			n++
-		}
-	}
-	return n
 }
 
 func field(text string, i int) string {

@@ -172,7 +172,7 @@ type Metrics struct {
 	DiskTotal    int64      `json:"diskTotalBytes"`
 	DiskUsed     int64      `json:"diskUsedBytes"`
 	DiskFree     int64      `json:"diskFreeBytes"` // for who is not root
-	Processes    int        `json:"processes"`
+	Processes    int        `json:"processes"`     // the users' and the agent
 	Threads      int        `json:"threads"`
 	OOMKills     int64      `json:"oomKills"` // processes that the kernel killed for want of memory
 	Clocksource  string     `json:"clocksource"`
