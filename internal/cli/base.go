@@ -38,27 +38,12 @@ func packBase(t *tar.Writer, dir fs.FS, b image.Base) error {
 	case !isDir:
 		return packFile(t, from, image.LocalFile)
 	}
-	return packTree(t, from, image.LocalDir)
-}
-
-// packTree sends the files of a directory.
-func packTree(t *tar.Writer, from, to string) error {
-	entries, err := os.ReadDir(from)
+	files, err := image.LocalFiles(b, os.DirFS(from))
 	if err != nil {
-		return err
+		return fmt.Errorf("base %s: %w", b, err)
 	}
-	for _, e := range entries {
-		source, name := filepath.Join(from, e.Name()), path.Join(to, e.Name())
-		info, err := os.Stat(source)
-		switch {
-		case err != nil:
-			return err
-		case info.IsDir() && e.IsDir():
-			err = packTree(t, source, name)
-		case info.Mode().IsRegular():
-			err = packFile(t, source, name)
-		}
-		if err != nil {
+	for _, name := range files {
+		if err := packFile(t, filepath.Join(from, filepath.FromSlash(name)), path.Join(image.LocalDir, name)); err != nil {
 			return err
 		}
 	}

@@ -50,6 +50,9 @@ func resolveForeign(ctx context.Context, p *Plan, cfg Host) error {
 	return nil
 }
 
+// LocalFiles are the files of the directory that a base names which it needs, by their names below it.
+func LocalFiles(b Base, dir fs.FS) ([]string, error) { return oci.LayoutFiles(dir, b.Fragment) }
+
 // maxCached bounds the layers that are kept for the next build.
 const maxCached = 20 << 30
 

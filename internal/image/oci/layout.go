@@ -18,7 +18,9 @@ type dirBlobs struct{ dir fs.FS }
 
 func blobPath(digest string) string { return "blobs/" + strings.Replace(digest, ":", "/", 1) }
 
-func (b dirBlobs) small(_ context.Context, d descriptor) ([]byte, error) {
+func (b dirBlobs) small(_ context.Context, d descriptor) ([]byte, error) { return b.bytes(d) }
+
+func (b dirBlobs) bytes(d descriptor) ([]byte, error) {
 	f, err := b.open(d)
 	if err != nil {
 		return nil, err
@@ -62,21 +64,9 @@ func (b dirBlobs) open(d descriptor) (fs.File, error) {
 // OpenLayout finds an image in a directory in the OCI image layout: the one that which names, by name or digest, or
 // the only one there is.
 func OpenLayout(ctx context.Context, dir fs.FS, which, arch string) (*Image, error) {
-	f, err := dir.Open("index.json")
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: the directory has no index.json, so it is no OCI image layout", ErrFormat)
-	}
+	index, err := readIndex(dir)
 	if err != nil {
 		return nil, err
-	}
-	defer f.Close()
-	data, err := readAll(f, maxManifest)
-	if err != nil {
-		return nil, fmt.Errorf("index.json: %w", err)
-	}
-	index := &manifest{}
-	if err := json.Unmarshal(data, index); err != nil {
-		return nil, fmt.Errorf("%w: index.json is no JSON: %w", ErrFormat, err)
 	}
 	d, err := selectFrom(index.Manifests, which, arch)
 	if err != nil {
@@ -84,6 +74,79 @@ func OpenLayout(ctx context.Context, dir fs.FS, which, arch string) (*Image, err
 	}
 	return open(ctx, dirBlobs{dir}, *d, arch)
 }
+
+func readIndex(dir fs.FS) (*manifest, error) {
+	f, err := dir.Open(indexFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: the directory has no %s, so it is no OCI image layout", ErrFormat, indexFile)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := readAll(f, maxManifest)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", indexFile, err)
+	}
+	index := &manifest{}
+	if err := json.Unmarshal(data, index); err != nil {
+		return nil, fmt.Errorf("%w: %s is no JSON: %w", ErrFormat, indexFile, err)
+	}
+	return index, nil
+}
+
+// LayoutFiles are the files of a layout that an image needs, for all its platforms: a layout may hold many images. What
+// makes no sense is left to whoever opens the image to complain about.
+func LayoutFiles(dir fs.FS, which string) ([]string, error) {
+	index, err := readIndex(dir)
+	if err != nil {
+		return nil, err
+	}
+	files := []string{indexFile}
+	blobs := dirBlobs{dir}
+	seen := map[string]bool{}
+	var visit func(d descriptor, depth int)
+	visit = func(d descriptor, depth int) {
+		if d.check(0) != nil || seen[d.Digest] || len(seen) > maxReachable {
+			return
+		}
+		seen[d.Digest] = true
+		if _, err := fs.Stat(dir, blobPath(d.Digest)); err != nil {
+			return
+		}
+		files = append(files, blobPath(d.Digest))
+		if depth > maxDepth {
+			return
+		}
+		data, err := blobs.bytes(d)
+		if err != nil {
+			return
+		}
+		m, err := parseManifest(data, d.MediaType)
+		if err != nil {
+			return
+		}
+		for _, next := range m.Manifests {
+			visit(next, depth+1)
+		}
+		if m.Manifests == nil {
+			for _, part := range append(m.Layers, m.Config) {
+				visit(part, maxDepth+1)
+			}
+		}
+	}
+	for _, d := range index.Manifests {
+		if which == "" || d.Digest == which || d.Annotations[refName] == which {
+			visit(d, 1)
+		}
+	}
+	return files, nil
+}
+
+// maxReachable bounds what is looked at of a layout.
+const maxReachable = 50_000
+
+const indexFile = "index.json"
 
 // selectFrom picks one of a layout's images.
 func selectFrom(list []descriptor, which, arch string) (*descriptor, error) {

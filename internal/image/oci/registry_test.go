@@ -695,3 +695,32 @@ func FuzzLayout(f *testing.F) {
 		}
 	})
 }
+
+// What is sent of a layout is enough for the image that is meant, and nothing of the others.
+func TestLayoutFiles(t *testing.T) {
+	dir := testLayout(t)
+	dir["blobs/sha256/"+strings.Repeat("0", 64)] = &fstest.MapFile{Data: []byte("nobody's")}
+	for which, want := range map[string]int{"one": 4, "": 7, "three": 1} {
+		files, err := LayoutFiles(dir, which)
+		if err != nil || len(files) != want {
+			t.Errorf("%q: %d files, %v", which, len(files), err)
+		}
+		if which != "one" {
+			continue
+		}
+		part := fstest.MapFS{}
+		for _, name := range files {
+			part[name] = dir[name]
+		}
+		img, err := OpenLayout(t.Context(), part, which, "amd64")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unpackAll(t.Context(), img); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := LayoutFiles(fstest.MapFS{}, ""); err == nil {
+		t.Error("no layout")
+	}
+}
