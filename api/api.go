@@ -341,8 +341,23 @@ type BuildEvent struct {
 	Step     string    `json:"step,omitempty"`    // short noun: "packages", "boot", …
 	Message  string    `json:"message,omitempty"` // progress text
 	Cached   bool      `json:"cached,omitempty"`  // the step was a cache hit
+	Title    string    `json:"title,omitempty"`   // of a step "step" that is over, or was there: its instruction
+	Seconds  float64   `json:"seconds,omitempty"` // that it took
 	Snapshot *Snapshot `json:"snapshot,omitempty"`
 	Error    *Error    `json:"error,omitempty"`
+}
+
+// Build is what a build made, with its steps.
+type Build struct {
+	Snapshot
+	Steps []BuildStep `json:"steps,omitempty"` // of a Dockerfile, or of a recipe's commands
+}
+
+// BuildStep is a step of a build.
+type BuildStep struct {
+	Title   string  `json:"title"`
+	Cached  bool    `json:"cached"`
+	Seconds float64 `json:"seconds"`
 }
 
 // Check is one line of doctor.

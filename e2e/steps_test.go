@@ -103,6 +103,11 @@ func TestDockerfile(t *testing.T) {
 		if done, _ := ran(f.buildIn(dir, "e2e-df3")); done != 0 {
 			t.Errorf("%d steps were done", done)
 		}
+		var built api.Build
+		f.json(&built, "build", "-f", filepath.Join(dir, "Dockerfile"), "-t", "e2e-df3", dir, "--replace")
+		if len(built.Steps) != 6 || !built.Steps[5].Cached || built.Steps[5].Title != "RUN echo 2 > /last" || built.Tag != "e2e-df3" {
+			t.Errorf("as JSON it is %+v", built)
+		}
 		if progress := f.buildIn(dir, "e2e-df3"); !strings.Contains(progress, "up to date") {
 			t.Errorf("building the same tag again:\n%s", progress)
 		}
@@ -187,7 +192,7 @@ func TestDockerfileFails(t *testing.T) {
 	text := "FROM image:" + parentTag + "\nRUN head -c 8 /dev/urandom | od -An -tx1 > /random\n\n# comment\nRUN echo said; echo complained >&2; \\\n  exit 7\n"
 	dir := dockerContext(t, text, nil)
 	r := f.try("build", "-f", filepath.Join(dir, "Dockerfile"), "-t", "e2e-dff", dir)
-	for _, want := range []string{"Dockerfile:5", "exit status 7", "said", "complained", "RUN echo said"} {
+	for _, want := range []string{"Dockerfile:5", "exit status 7", "said", "complained", "RUN echo said", "forkd run .step-"} {
 		if r.code != 1 || !strings.Contains(r.stderr, want) {
 			t.Errorf("exit code %d, want %q in\n%s", r.code, want, r.stderr)
 		}

@@ -51,7 +51,7 @@ func (a *App) build() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.show(snap, func(w io.Writer) error {
+				return a.show(api.Build{Snapshot: *snap, Steps: a.steps}, func(w io.Writer) error {
 					_, err := fmt.Fprintln(w, snap.Tag)
 					return err
 				})
@@ -116,6 +116,9 @@ func (a *App) printEvent(e api.BuildEvent) {
 	mark := ""
 	if e.Cached {
 		mark = " (cached)"
+	}
+	if e.Title != "" {
+		a.steps = append(a.steps, api.BuildStep{Title: e.Title, Cached: e.Cached, Seconds: e.Seconds})
 	}
 	if e.Step == "output" { // of a command: the lines are its own
 		a.progress("          | %s", printable(e.Message))

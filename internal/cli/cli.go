@@ -45,6 +45,7 @@ type App struct {
 	home        string
 	json        bool
 	noAutostart bool
+	steps       []api.BuildStep // of a build, as it tells of them
 }
 
 // Main runs one command and returns its exit code.

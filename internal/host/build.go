@@ -40,6 +40,9 @@ type BuildSpec struct {
 type Event struct {
 	Step, Message string
 	Cached        bool
+
+	Title string // of a step of a build that is over: its instruction
+	Took  time.Duration
 }
 
 const buildWhat = "build"

@@ -69,7 +69,7 @@ func (b *build) chain(ctx context.Context, root store.Snapshot, steps []buildSte
 	names := numbered(b.prefix, steps)
 	for i, s := range steps[:start] {
 		if s.title != "" {
-			b.cached(stepWord, "%s %s", names[i], s.title)
+			b.progress(Event{Step: stepWord, Message: names[i] + " " + s.title, Cached: true, Title: s.title})
 		}
 	}
 	if start > 0 {
@@ -91,10 +91,14 @@ func (b *build) chain(ctx context.Context, root store.Snapshot, steps []buildSte
 		}
 		if err := machine.step(ctx, s); err != nil {
 			machine.await(ctx)
+			if errors.Is(err, ErrStep) {
+				err = hint(err, "look at the machine as it was before: forkd run %s -- COMMAND", machine.before(m).Tag)
+			}
 			return m, nil, b.h.explainFull(err)
 		}
 		if s.title != "" {
-			b.say(stepWord, "%s done in %.1f s", names[i], time.Since(began).Seconds())
+			took := time.Since(began)
+			b.progress(Event{Step: stepWord, Message: fmt.Sprintf("%s done in %.1f s", names[i], took.Seconds()), Title: s.title, Took: took})
 		}
 	}
 	last, forgetLast, err := machine.last(ctx, steps[len(steps)-1].key)
@@ -260,6 +264,16 @@ func (bl *builder) await(ctx context.Context) {
 			bl.h.dropFailedStep(br.w.m.Tag)
 		}
 	}
+}
+
+// before is the last step that was kept, or what the machine was forked from.
+func (bl *builder) before(from store.Snapshot) store.Snapshot {
+	for _, br := range slices.Backward(bl.writing) {
+		if m, err := bl.h.snapshot(br.w.m.Tag); err == nil {
+			return m
+		}
+	}
+	return from
 }
 
 // last waits until all is written and returns the snapshot of a key.

@@ -338,7 +338,11 @@ func (d *dockerBuild) foreign(ctx context.Context, ref string) (*stage, error) {
 		return nil, err
 	}
 	d.undo.Add(forget)
-	return &stage{tip: root, key: root.Source, config: withoutOwn(configOf(img.Config), img.Base)}, nil
+	config := d.withoutOwn(configOf(img.Config), img.ID)
+	if recipe.From.Kind == image.KindDebian { // and not a recipe's, which may name them
+		config.WorkDir, config.User = "", ""
+	}
+	return &stage{tip: root, key: root.Source, config: config}, nil
 }
 
 // scratch is Docker's name for nothing.
@@ -371,7 +375,7 @@ func (d *dockerBuild) onSnapshot(tag string) (*stage, error) {
 	if err := sameMachine(m, d.spec.Machine); err != nil {
 		return nil, err
 	}
-	return &stage{tip: m, key: stepKey("snapshot", m.ID()), config: configOf(m.Config)}, nil
+	return &stage{tip: m, key: stepKey("snapshot", m.ID()), config: d.withoutOwn(configOf(m.Config), m.Image)}, nil
 }
 
 // sameMachine says whether a snapshot's machine has the size that was asked for, as far as one was.
@@ -444,12 +448,14 @@ func (d *dockerBuild) imageOf(ctx context.Context, sub *build) (store.Image, err
 }
 
 // withoutOwn drops what processes of our own Debian get that no image of a registry says: who they run as decides it.
-func withoutOwn(c dockerfile.Config, base string) dockerfile.Config {
+func (d *dockerBuild) withoutOwn(c dockerfile.Config, img string) dockerfile.Config {
+	d.h.mu.Lock()
+	base := d.h.images[img].Base
+	d.h.mu.Unlock()
 	if strings.HasPrefix(base, string(image.KindDebian)+":") {
 		c.Env = maps.Clone(c.Env)
 		delete(c.Env, "HOME")
 		delete(c.Env, "USER")
-		c.WorkDir, c.User = "", ""
 	}
 	return c
 }

@@ -54,7 +54,7 @@ func (s *Server) build(w http.ResponseWriter, r *http.Request) error {
 
 	events := &eventWriter{w: w, rc: http.NewResponseController(w)}
 	view, err := s.Host.Build(r.Context(), spec, func(e host.Event) {
-		events.write(api.BuildEvent{Step: e.Step, Message: e.Message, Cached: e.Cached})
+		events.write(api.BuildEvent{Step: e.Step, Message: e.Message, Cached: e.Cached, Title: e.Title, Seconds: e.Took.Seconds()})
 	})
 	if err != nil {
 		if !events.begun {
