@@ -21,7 +21,7 @@ type Limits struct {
 
 // DefaultLimits are wide enough for any image that is meant to be used. content is the size of the disk to fill.
 func DefaultLimits(content int64) Limits {
-	return Limits{Layers: 500, Entries: 1_500_000, Names: 256 << 20, Content: content, Stream: max(128<<30, 2*content)}
+	return Limits{Layers: 500, Entries: 1_000_000, Names: 256 << 20, Content: content, Stream: max(128<<30, 2*content)}
 }
 
 // ErrLimit is wrapped by errors about an image that is too large.
