@@ -87,8 +87,21 @@ func TestOutOfMemory(t *testing.T) {
 func TestForkBomb(t *testing.T) {
 	f := shared(t)
 	id := f.one()
-	f.run("exec", id, "-d", "--", "sh", "-c", "while :; do sleep 1000 & done")
-	await(t, 60*time.Second, "the bomb to have gone off", func() bool { return f.metrics(id).Processes > 500 })
+	const group = "g=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup); "
+	limits := strings.Fields(f.run("exec", id, "--", "sh", "-c", group+"cat $g/pids.max /sys/fs/cgroup/user/pids.max /proc/sys/kernel/threads-max"))
+	var n [3]int
+	for i := range n {
+		var err error
+		if n[i], err = strconv.Atoi(limits[i]); err != nil {
+			t.Fatalf("limits %v: %v", limits, err)
+		}
+	}
+	if n[0] < 100 || 2*n[0] >= n[1] || n[1] > n[2]-100 {
+		t.Errorf("a program may have %d tasks, all together %d, the kernel has %d", n[0], n[1], n[2])
+	}
+	// A lower limit, because starting thousands takes minutes under emulation.
+	f.run("exec", id, "-d", "--", "sh", "-c", group+"echo 150 >$g/pids.max; while :; do sleep 1000 & done")
+	await(t, 120*time.Second, "the bomb to have gone off", func() bool { return f.metrics(id).Processes > 140 })
 	for range 3 {
 		if got := f.run("exec", id, "--", "echo", "room"); got != "room\n" {
 			t.Errorf("beside it: %q", got)
