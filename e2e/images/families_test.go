@@ -205,21 +205,29 @@ func booted(p *packages) []*family {
 		))
 	}
 	return []*family{
-		{name: "static", pack: "gzip", layers: []layer{of(file("hello", 0o755, string(program("hello from nothing else\n"))))},
-			config: config{Entrypoint: []string{"/hello"}}},
+		{
+			name: "static", pack: "gzip", layers: []layer{of(file("hello", 0o755, string(program("hello from nothing else\n"))))},
+			config: config{Entrypoint: []string{"/hello"}},
+		},
 		{name: "distroless", pack: "zstd", layers: []layer{
 			of(join2(etc(), []entry{file("etc/ssl/certs/ca.pem", 0o644, "no certificate\n"), dir("var/run", 0o755)})...),
 			of(file("app/server", 0o755, string(program("served\n"))).owned(65532, 65532)),
-		}, config: config{User: "65532:65532", WorkingDir: "/app", Cmd: []string{"/app/server"}, Env: []string{"PATH=/app", "SSL_CERT_FILE=/etc/ssl/certs/ca.pem"},
-			Labels: map[string]string{"org.example.what": "a test"}, ExposedPorts: map[string]struct{}{"8080/tcp": {}}}},
+		}, config: config{
+			User: "65532:65532", WorkingDir: "/app", Cmd: []string{"/app/server"}, Env: []string{"PATH=/app", "SSL_CERT_FILE=/etc/ssl/certs/ca.pem"},
+			Labels: map[string]string{"org.example.what": "a test"}, ExposedPorts: map[string]struct{}{"8080/tcp": {}},
+		}},
 		{name: "glibc", pack: "gzip", layers: []layer{
-			of(join2([]entry{dir("usr/bin", 0o755), dir("usr/sbin", 0o755), dir("usr/lib", 0o755), dir("usr/lib64", 0o755), symlink("bin", "usr/bin"), symlink("sbin", "usr/sbin"),
-				symlink("lib", "usr/lib"), symlink("lib64", "usr/lib64")}, etc())...),
+			of(join2([]entry{
+				dir("usr/bin", 0o755), dir("usr/sbin", 0o755), dir("usr/lib", 0o755), dir("usr/lib64", 0o755), symlink("bin", "usr/bin"), symlink("sbin", "usr/sbin"),
+				symlink("lib", "usr/lib"), symlink("lib64", "usr/lib64"),
+			}, etc())...),
 			of(withoutLinked(glibc)...), of(withoutLinked(dash)...), of(hello...),
 		}, config: config{User: "app", Entrypoint: []string{"/bin/sh", "-c"}, Cmd: []string{"hello; echo $HOME $GREETING"}, Env: []string{"GREETING=grüß"}}},
 		{name: "musl", layers: []layer{of(p.musl()...)}, config: config{Cmd: []string{"/app/hello"}}},
-		{name: "busybox", pack: "gzip", layers: []layer{of(join2(p.busybox(), etc())...)},
-			config: config{User: "app:extra", WorkingDir: "/work/made", Cmd: []string{"sh", "-c", "id; pwd"}}},
+		{
+			name: "busybox", pack: "gzip", layers: []layer{of(join2(p.busybox(), etc())...)},
+			config: config{User: "app:extra", WorkingDir: "/work/made", Cmd: []string{"sh", "-c", "id; pwd"}},
+		},
 		{name: "forty-layers", layers: forty, config: config{Cmd: []string{"cat", "/state"}}},
 		{name: "numeric-user", layers: []layer{of(p.busybox()...)}, config: config{User: "12345", Cmd: []string{"id"}}},
 		{name: "privileged-files", layers: []layer{of(join2(p.busybox(), etc(), []entry{
@@ -324,13 +332,17 @@ func compared() []*family {
 		)}},
 		{name: "sparse", layers: []layer{
 			func(w io.Writer) error { _, err := w.Write(gnuSparse("old-gnu", 40<<20, 20<<20)); return err },
-			of(entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "ends-in-zeros", Mode: 0o644, Size: 5<<20 + 77, ModTime: then},
-				content: func() io.Reader { return io.MultiReader(strings.NewReader("begin"), zeros(5<<20+72)) }},
+			of(entry{
+				Header:  tar.Header{Typeflag: tar.TypeReg, Name: "ends-in-zeros", Mode: 0o644, Size: 5<<20 + 77, ModTime: then},
+				content: func() io.Reader { return io.MultiReader(strings.NewReader("begin"), zeros(5<<20+72)) },
+			},
 				entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "only-zeros", Mode: 0o644, Size: 3 << 20, ModTime: then}, content: func() io.Reader { return zeros(3 << 20) }},
-				entry{Header: tar.Header{Typeflag: tar.TypeReg, Name: "unaligned", Mode: 0o644, Size: 7<<20 + 1, ModTime: then},
+				entry{
+					Header: tar.Header{Typeflag: tar.TypeReg, Name: "unaligned", Mode: 0o644, Size: 7<<20 + 1, ModTime: then},
 					content: func() io.Reader {
 						return io.MultiReader(strings.NewReader("x"), zeros(2<<20+333), strings.NewReader("middle"), zeros(5<<20-340), strings.NewReader("z"))
-					}}),
+					},
+				}),
 		}},
 		{name: "gnu-tar", pack: "gzip", layers: []layer{of(
 			gnu(file(long+"/"+long, 0o644, "a long name")), gnu(symlink("l", strings.Repeat("long/", 40))), gnu(file("big-owner", 0o644, "x").owned(3_000_000, 3_000_001)),

@@ -46,6 +46,10 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	suite.dir = dir
+	// The daemon reads its user's docker configuration, which must not be that of whoever runs the tests.
+	if err := os.Setenv("DOCKER_CONFIG", filepath.Join(dir, "docker")); err != nil {
+		panic(err)
+	}
 	testenv.Main(func() int { return max(m.Run(), endSuite()) }, dir)
 }
 
@@ -105,9 +109,7 @@ func prepare(t *testing.T) {
 	if _, err := os.Lstat(link); err == nil {
 		return
 	}
-	// The daemon reads its user's docker configuration, which must not be that of whoever runs the tests.
-	docker := filepath.Join(suite.dir, "docker")
-	if err := errors.Join(os.Symlink(testenv.Binary(t), link), os.Mkdir(docker, 0o700), os.Setenv("DOCKER_CONFIG", docker)); err != nil {
+	if err := errors.Join(os.Symlink(testenv.Binary(t), link), os.Mkdir(os.Getenv("DOCKER_CONFIG"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	seed := filepath.Join(os.Getenv("FORKD_TEST_SEED"), "cache")

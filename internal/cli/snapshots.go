@@ -155,8 +155,13 @@ func configRows(c *api.ImageConfig) [][]string {
 	}
 	var rows [][]string
 	for _, row := range [][]string{
-		{"user", c.User}, {"directory", c.WorkDir}, {"entry point", strings.Join(c.Entrypoint, " ")}, {"command", strings.Join(c.Cmd, " ")},
-		{"environment", list(c.Env)}, {"ports", strings.Join(c.Ports, " ")}, {"labels", list(c.Labels)},
+		{"user", c.User},
+		{"directory", c.WorkDir},
+		{"entry point", strings.Join(c.Entrypoint, " ")},
+		{"command", strings.Join(c.Cmd, " ")},
+		{"environment", list(c.Env)},
+		{"ports", strings.Join(c.Ports, " ")},
+		{"labels", list(c.Labels)},
 	} {
 		if row[1] != "" {
 			rows = append(rows, row)
