@@ -1,9 +1,15 @@
 package e2e
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -397,5 +403,90 @@ func TestBuildCancelled(t *testing.T) {
 		case <-deadline:
 			t.Fatalf("machines %v run on", machinesOf(f.home))
 		}
+	}
+}
+
+// TestDockerfileOnLayout: a base that is a directory on the user's machine, with nothing in it that could run.
+func TestDockerfileOnLayout(t *testing.T) {
+	f := shared(t)
+	testenv.Need(t, "net", "keyring")
+	dir := dockerContext(t, "FROM oci-layout:layout\nCOPY --chown=7:8 added /etc/added/\nWORKDIR /made\nENV MORE=$FROM_BASE-too\n", map[string]string{
+		"added": "text", ".dockerignore": "layout",
+	})
+	writeLayout(t, filepath.Join(dir, "layout"), map[string]string{"etc/there": "of the layer"}, `"Env":["FROM_BASE=yes"],"User":"5"`)
+	f.buildIn(dir, "e2e-dfl", "--memory", "128MiB")
+	t.Cleanup(func() { f.try("rmi", "e2e-dfl") })
+	id := f.forkOf("e2e-dfl", 1)[0].ID
+	for path, want := range map[string]string{"/etc/added/added": "text", "/etc/there": "of the layer"} {
+		to := filepath.Join(t.TempDir(), "got")
+		f.run("cp", id+":"+path, to)
+		if got, err := os.ReadFile(to); err != nil || string(got) != want {
+			t.Errorf("%s has %q (%v), want %q", path, got, err, want)
+		}
+	}
+	to := filepath.Join(t.TempDir(), "image.json")
+	f.run("cp", id+":/etc/forkd/image.json", to)
+	got, err := os.ReadFile(to)
+	for _, want := range []string{`"MORE": "yes-too"`, `"workdir": "/made"`, `"user": "5"`} {
+		if err != nil || !strings.Contains(string(got), want) {
+			t.Errorf("the machine's configuration lacks %s (%v):\n%s", want, err, got)
+		}
+	}
+}
+
+// writeLayout writes an OCI image layout of one layer.
+func writeLayout(t *testing.T, dir string, files map[string]string, config string) {
+	t.Helper()
+	blobs := filepath.Join(dir, "blobs", "sha256")
+	if err := os.MkdirAll(blobs, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	put := func(data []byte) string {
+		sum := sha256.Sum256(data)
+		digest := hex.EncodeToString(sum[:])
+		rewriteFile(t, filepath.Join(blobs, digest), string(data))
+		return "sha256:" + digest
+	}
+	var layer bytes.Buffer
+	w := tar.NewWriter(&layer)
+	for name, text := range files {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(text)), Mode: 0o644}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write([]byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	content := put(layer.Bytes())
+	configText := fmt.Sprintf(`{"architecture":%q,"os":"linux","config":{%s},"rootfs":{"type":"layers","diff_ids":[%q]}}`, runtime.GOARCH, config, content)
+	manifest := fmt.Sprintf(`{"schemaVersion":2,"mediaType":"application/vnd.oci.image.manifest.v1+json",`+
+		`"config":{"mediaType":"application/vnd.oci.image.config.v1+json","digest":%q,"size":%d},`+
+		`"layers":[{"mediaType":"application/vnd.oci.image.layer.v1.tar","digest":%q,"size":%d}]}`,
+		put([]byte(configText)), len(configText), content, layer.Len())
+	rewriteFile(t, filepath.Join(dir, "oci-layout"), `{"imageLayoutVersion":"1.0.0"}`)
+	rewriteFile(t, filepath.Join(dir, "index.json"), fmt.Sprintf(`{"schemaVersion":2,"manifests":[{`+
+		`"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":%q,"size":%d}]}`, put([]byte(manifest)), len(manifest)))
+}
+
+// TestRecipeRun: the commands of a recipe are steps as well, and its image does not depend on them.
+func TestRecipeRun(t *testing.T) {
+	f := shared(t)
+	testenv.Need(t, "net", "keyring")
+	recipe := parentRecipe(t) + "env: {SAID: hello}\nrun:\n  - echo $SAID $HOME > /one; sleep 1000 &\n  - echo 2 > /two\nwarmup: {command: [cat, /one]}\n"
+	r := f.try("build", recipeText(t, recipe), "-t", "e2e-run")
+	t.Cleanup(func() { f.try("rmi", "e2e-run") })
+	if done, cached := ran(r.stderr); r.code != 0 || done != 2 {
+		t.Fatalf("%d steps were done and %d cached:\n%s", done, cached, r.stderr)
+	}
+	if got := f.inOne("e2e-run", "/bin/sh", "-c", "cat /one /two; cat /proc/[0-9]*/comm | grep -c sleep"); got != "hello /root\n2\n0" {
+		t.Errorf("the machine has %q", got)
+	}
+	changed := strings.Replace(recipe, "echo 2", "false; echo 2", 1)
+	r = f.try("build", recipeText(t, changed), "-t", "e2e-run2")
+	if done, _ := ran(r.stderr); r.code != 1 || done != 0 || !strings.Contains(r.stderr, "run 2: false; echo 2") {
+		t.Errorf("a command that fails: exit code %d\n%s", r.code, r.stderr)
 	}
 }

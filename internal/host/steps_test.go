@@ -1,9 +1,11 @@
 package host
 
 import (
+	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"forkd.dev/forkd/internal/image/dockerfile"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/store"
 )
@@ -325,3 +328,82 @@ func TestStepKey(t *testing.T) {
 		t.Error("a step's tag could be a user's")
 	}
 }
+
+// TestDockerfileKeys: what a step depends on changes its key, and nothing else does.
+func TestDockerfileKeys(t *testing.T) {
+	keys := func(text, file string, args map[string]string) []string {
+		t.Helper()
+		c := dockerfile.NewContext(discard{})
+		if err := c.Add("f", &tar.Header{Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(file))}, strings.NewReader(file)); err != nil {
+			t.Fatal(err)
+		}
+		parsed, err := dockerfile.Parse("Dockerfile", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		target, err := parsed.Target(dockerfile.Options{Args: args})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops, _, err := target.Eval(dockerfile.Config{Env: map[string]string{"PATH": "/bin"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := &dockerBuild{build: &build{}, spec: &DockerfileSpec{Name: "Dockerfile", Context: c}}
+		var list []string
+		at := "root"
+		for i := range ops {
+			s, err := d.step(t.Context(), at, &ops[i])
+			if err != nil {
+				t.Fatal(err)
+			}
+			at = s.key
+			list = append(list, at)
+		}
+		return list
+	}
+	const text = "FROM a\nARG X\nENV A=1\nRUN one\nWORKDIR /w\nCOPY f /f\nUSER u\nRUN two\nCMD x\n"
+	base := keys(text, "content", nil)
+	tests := []struct {
+		name, text, file string
+		args             map[string]string
+		same             int // so many steps of the four are as before
+	}{
+		{"nothing", text, "content", nil, 4},
+		{"comments, labels, ports, command", strings.NewReplacer("RUN one", "# c\nLABEL l=1\nEXPOSE 1\nRUN one", "CMD x", "CMD y").Replace(text), "content", nil, 4},
+		{"an argument that is not given", text, "content", map[string]string{"Y": "1"}, 4},
+		{"a proxy", strings.Replace(text, "ARG X", "ARG X\nARG http_proxy", 1), "content", map[string]string{"http_proxy": "p"}, 4},
+		{"an argument", text, "content", map[string]string{"X": "1"}, 0},
+		{"environment", strings.Replace(text, "A=1", "A=2", 1), "content", nil, 0},
+		{"environment of the last", strings.Replace(text, "RUN two", "ENV B=1\nRUN two", 1), "content", nil, 3},
+		{"command", strings.Replace(text, "one", "1", 1), "content", nil, 0},
+		{"directory", strings.Replace(text, "/w", "/v", 1), "content", nil, 1},
+		{"file", text, "other", nil, 2},
+		{"destination", strings.Replace(text, "f /f", "f /g", 1), "content", nil, 2},
+		{"mode", strings.Replace(text, "f /f", "--chmod=700 f /f", 1), "content", nil, 2},
+		{"owner", strings.Replace(text, "COPY", "COPY --chown=1", 1), "content", nil, 2},
+		{"user", strings.Replace(text, "USER u", "USER v", 1), "content", nil, 3},
+		{"shell", strings.Replace(text, "RUN two", "SHELL [\"/bin/bash\", \"-c\"]\nRUN two", 1), "content", nil, 3},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := keys(tt.text, tt.file, tt.args)
+			same := 0
+			for i := range got {
+				if got[i] == base[i] {
+					same++
+				}
+			}
+			if len(got) != 4 || same != tt.same {
+				t.Errorf("%d of %d steps are the same, want %d of 4", same, len(got), tt.same)
+			}
+		})
+	}
+}
+
+// discard is a spool of which nothing is read.
+type discard struct{}
+
+func (discard) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
+func (discard) ReadAt([]byte, int64) (int, error)      { return 0, io.EOF }
+func (discard) Close() error                           { return nil }
