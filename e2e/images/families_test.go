@@ -98,6 +98,7 @@ func (p *packages) members(pkg *debian.Package, want func(string) bool) []entry 
 			p.t.Fatal(err)
 		}
 		e := entry{Header: *h}
+		e.Format = tar.FormatPAX
 		e.Name = name
 		if h.Typeflag == tar.TypeDir {
 			e.Name += "/"

@@ -106,10 +106,24 @@ func (a *App) buildText(ctx context.Context, c *client.Client, dir fs.FS, file s
 	if err != nil {
 		return nil, err
 	}
+	return a.sendBuild(ctx, c, opts, func(w io.Writer) error { return packRecipe(w, dir, text, recipe) })
+}
+
+// sendBuild sends what pack writes. What pack could not read is the user's to hear of, not that the request broke off.
+func (a *App) sendBuild(ctx context.Context, c *client.Client, opts client.BuildOptions, pack func(io.Writer) error) (*api.Snapshot, error) {
 	r, w := io.Pipe()
-	go func() { _ = w.CloseWithError(packRecipe(w, dir, text, recipe)) }()
-	defer r.Close()
-	return c.Build(ctx, opts, r, a.printEvent)
+	packed := make(chan error, 1)
+	go func() {
+		err := pack(w)
+		packed <- err
+		_ = w.CloseWithError(err)
+	}()
+	snap, err := c.Build(ctx, opts, r, a.printEvent)
+	_ = r.Close()
+	if packErr := <-packed; err != nil && packErr != nil && !errors.Is(packErr, io.ErrClosedPipe) {
+		return nil, packErr
+	}
+	return snap, err
 }
 
 func (a *App) printEvent(e api.BuildEvent) {

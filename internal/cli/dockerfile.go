@@ -46,10 +46,7 @@ func (a *App) buildDockerfile(ctx context.Context, c *client.Client, file, dir s
 	if info, err := os.Stat(dir); err != nil || !info.IsDir() {
 		return nil, &hinted{fmt.Errorf("context %s: no such directory", dir), "forkd build -f FILE [DIRECTORY]; the default is this directory"}
 	}
-	r, w := io.Pipe()
-	go func() { _ = w.CloseWithError(packDockerfile(w, file, text, dir, base)) }()
-	defer r.Close()
-	return c.Build(ctx, opts, r, a.printEvent)
+	return a.sendBuild(ctx, c, opts, func(w io.Writer) error { return packDockerfile(w, file, text, dir, base) })
 }
 
 // localBase is the base of a Dockerfile that is a path on this machine, if one is.
