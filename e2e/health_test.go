@@ -25,7 +25,7 @@ func TestGuestIsAPlaceForPrograms(t *testing.T) {
 		"readlink /dev/fd /dev/stdin /dev/stdout": "/proc/self/fd\n/proc/self/fd/0\n/proc/self/fd/1",
 		"echo through | cat /dev/stdin":           "through",
 		"grep -c localhost /etc/hosts":            "2",
-		"grep -c . /etc/resolv.conf":              "2",
+		"test -s /etc/resolv.conf && echo yes":    "yes",
 		"hostname -f":                             id,
 		"cat /etc/hostname":                       id,
 		"cat /sys/class/net/lo/operstate":         "unknown", // what the kernel says of loopback that is up
