@@ -108,7 +108,7 @@ func TestForkBomb(t *testing.T) {
 		}
 	}
 	f.run("exec", id, "--", "sh", "-c",
-		"for p in /sys/fs/cgroup/user/proc/p*; do [ $(cat $p/pids.current) -lt 20 ] || echo 1 >$p/cgroup.kill; done")
+		"for p in /sys/fs/cgroup/user/proc/p*/; do [ $(cat $p/pids.current) -lt 20 ] || echo 1 >$p/cgroup.kill; done")
 	await(t, 30*time.Second, "it to end", func() bool { return f.metrics(id).Processes < 50 })
 }
 
