@@ -233,6 +233,11 @@ func (p *Plan) complete(tree *flatten.Tree) error {
 			return fmt.Errorf("base %s: %w", short(p.Recipe.Base), err)
 		}
 	}
+	for _, name := range []string{"/etc", "/tmp", "/var/tmp"} { // a machine writes there
+		if err := tree.Reach(name); err != nil {
+			return fmt.Errorf("base %s: %s: %w", short(p.Recipe.Base), name, err)
+		}
+	}
 	if !tree.Exists("/tmp") {
 		if err := tree.Put(flatten.File{Name: "/tmp", Mode: 0o1777, Dir: true}); err != nil {
 			return err

@@ -115,7 +115,7 @@ files:
 		"etc/forkd/image.json": "644 0:0 " + config, "etc/group": "755 0:0 root:x:0:\nextra:x:2000:\n", "etc/new/": "755 0:0 ",
 		"etc/new/deep": "644 7:8 text", "etc/passwd": "755 0:0 " + testPasswd, "opt/": "755 0:0 ", "opt/old": "640 1000:2000 text",
 		"proc/": "755 0:0 ", "run/": "755 0:0 ", "srv/": "755 0:0 ", "srv/app/": "755 1000:1001 ", "srv/app/run": "755 1000:1001 script",
-		"srv/app/sub/": "755 1000:1001 ", "srv/app/sub/data": "644 1000:1001 data", "srv/work/": "755 0:0 ", "sys/": "755 0:0 ", "tmp/": "1777 0:0 ",
+		"srv/app/sub/": "755 1000:1001 ", "srv/app/sub/data": "644 1000:1001 data", "srv/work/": "755 0:0 ", "sys/": "755 0:0 ", "tmp/": "1777 0:0 ", "var/": "755 0:0 ",
 	}
 	if d := cmp.Diff(want, members(t, p)); d != "" {
 		t.Error(d)
@@ -144,6 +144,7 @@ func TestForeignRefused(t *testing.T) {
 		{"unknown group", "files: [{content: x, path: /x, owner: 'app:who'}]\n", root, `no group "who"`},
 		{"below a file", "files: [{content: x, path: /etc/passwd/x}]\n", root, "not a directory"},
 		{"a file for a mount point", "", map[string]string{"proc": "x"}, "/proc must be a directory"},
+		{"a file for /var", "", map[string]string{"var": "x"}, "not a directory"},
 		{"no tar", "", map[string]string{"../x": "x"}, "leads upwards"},
 	} {
 		p, err := planOf(t, c.recipe, c.root, nil)

@@ -480,7 +480,7 @@ func TestCancelled(t *testing.T) {
 
 func TestPut(t *testing.T) {
 	tree := New(testLimits())
-	layer := pack(t, file("usr/etc/app.conf", "old"), symlink("etc", "usr/etc"), dir("data", 0o700), file("opt", "a file"), file("etc/passwd", "u:x:1:2::/:\n"))
+	layer := pack(t, file("usr/etc/app.conf", "old"), symlink("etc", "usr/etc"), symlink("temporary", "var/t"), dir("data", 0o700), file("opt", "a file"), file("etc/passwd", "u:x:1:2::/:\n"))
 	if err := add(t.Context(), tree, layer); err != nil {
 		t.Fatal(err)
 	}
@@ -498,6 +498,12 @@ func TestPut(t *testing.T) {
 	if err := tree.Put(File{Name: "/opt/x", Content: []byte("x")}); err == nil {
 		t.Error("a file below a file")
 	}
+	if err := tree.Reach("/opt"); err == nil {
+		t.Error("a directory where a file is")
+	}
+	if err := tree.Reach("/temporary/x"); err != nil {
+		t.Error(err)
+	}
 	if err := tree.Mount("opt"); err == nil {
 		t.Error("a mount on a file")
 	}
@@ -509,7 +515,8 @@ func TestPut(t *testing.T) {
 	}
 	want := []string{
 		"0 big 755 abc", "0 opt 644 a file", "0 usr/etc/app.conf 600 5:6 new", "0 usr/etc/app.d/x 644 ", "0 usr/etc/passwd 644 u:x:1:2::/:\n",
-		"2 etc -> usr/etc", "5  755", "5 data 700", "5 made 755", "5 made/here 750", "5 usr 755", "5 usr/etc 755", "5 usr/etc/app.d 755",
+		"2 etc -> usr/etc", "2 temporary -> var/t", "5  755", "5 data 700", "5 made 755", "5 made/here 750", "5 usr 755", "5 usr/etc 755", "5 usr/etc/app.d 755",
+		"5 var 755", "5 var/t 755",
 	}
 	if d := cmp.Diff(want, listing(t, write(t, tree))); d != "" {
 		t.Error(d)

@@ -59,6 +59,17 @@ func (t *Tree) Mount(name string) error {
 	return nil
 }
 
+// Reach makes sure that a directory can be made at a name: what is there leads to one, be it through a link to what is yet
+// to be made, and nothing stands in the way of its parents.
+func (t *Tree) Reach(name string) error {
+	parent, _ := split(strings.TrimPrefix(name, "/"))
+	if t.Exists(name) {
+		parent = name
+	}
+	_, err := t.enter(parent)
+	return err
+}
+
 // Exists reports whether there is something of that name, be it a link that leads nowhere.
 func (t *Tree) Exists(name string) bool {
 	parent, base := split(strings.TrimPrefix(name, "/"))
