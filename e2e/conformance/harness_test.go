@@ -100,7 +100,7 @@ func newGuest(t *testing.T) *guest {
 	if suite.err != nil {
 		t.Fatalf("prepare the sandbox: %v", suite.err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(30*time.Second))
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(10*time.Second))
 	t.Cleanup(cancel)
 	return &guest{t: t, id: suite.id, c: suite.c, Guest: suite.c.Guest(suite.id), ctx: ctx}
 }

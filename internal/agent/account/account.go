@@ -206,16 +206,19 @@ func parseID(s string) (uint32, bool) {
 }
 
 // Environ is the environment of a process of u: PATH, HOME, USER, LOGNAME, the image's, the sandbox's, then request; of
-// a name given twice the later value counts. A name that is empty or contains "=" or NUL is invalid_argument.
+// a name given twice the later value counts, but what an image says of its own user's name and home is not for others. A name that is empty or contains "=" or NUL is invalid_argument.
 func (t *Table) Environ(u *User, request map[string]string) ([]string, error) {
 	t.mu.Lock()
 	layers := []map[string]string{t.defaults.Env, t.env, request}
 	t.mu.Unlock()
 	env := []string{"PATH=" + defaultPath, "HOME=" + u.Home, "USER=" + u.Name, "LOGNAME=" + u.Name}
 	index := map[string]int{"PATH": 0, "HOME": 1, "USER": 2, "LOGNAME": 3}
-	for _, layer := range layers {
+	for i, layer := range layers {
 		for _, k := range sortedKeys(layer) {
 			v := layer[k]
+			if at, ok := index[k]; ok && i == 0 && at > 0 && at < 4 && !t.isDefault(u) {
+				continue // HOME, USER and LOGNAME of an image are its own user's
+			}
 			if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
 				return nil, wire.Errorf(wire.CodeInvalid, "environment variable %q: names are not empty and without = and NUL, values without NUL", k)
 			}
@@ -228,6 +231,11 @@ func (t *Table) Environ(u *User, request map[string]string) ([]string, error) {
 		}
 	}
 	return env, nil
+}
+
+func (t *Table) isDefault(u *User) bool {
+	own, err := t.User("")
+	return err == nil && own.UID == u.UID
 }
 
 func sortedKeys(m map[string]string) []string {

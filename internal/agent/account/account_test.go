@@ -82,6 +82,15 @@ func TestEnviron(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
+	table.SetDefaults(Defaults{Env: map[string]string{"HOME": "/root", "USER": "root", "A": "1"}})
+	got, err = table.Environ(&User{Name: "user", UID: 1000, Home: "/home/user"}, nil)
+	if want := []string{"PATH=" + defaultPath, "HOME=/home/user", "USER=user", "LOGNAME=user", "A=1", "B=2", "C=2"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("not the image's user: %q, %v", got, err)
+	}
+	table.SetDefaults(Defaults{Env: map[string]string{"HOME": "/opt/root"}})
+	if got, err = table.Environ(&User{Name: "root", Home: "/root"}, nil); err != nil || got[1] != "HOME=/opt/root" {
+		t.Errorf("the image's user: %q, %v", got, err)
+	}
 	for _, bad := range []map[string]string{{"": "x"}, {"A=B": "x"}, {"A": "x\x00"}, {"A\x00": "x"}} {
 		if _, err := table.Environ(u, bad); agenttest.Code(err) != wire.CodeInvalid {
 			t.Errorf("%q: %v", bad, err)
