@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/url"
@@ -102,7 +103,7 @@ func (c *Client) WatchFiles(ctx context.Context, id string, req api.WatchRequest
 		var e api.FileEvent
 		err := lines.Decode(&e)
 		switch {
-		case err == io.EOF: //nolint:errorlint // Decode returns it as it is
+		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
 			return c.unreachable(ctx, err)

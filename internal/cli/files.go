@@ -84,8 +84,11 @@ func (a *App) filesStat(user *string) *cobra.Command {
 			}
 			return a.show(f, func(w io.Writer) error {
 				rows := [][]string{
-					{"path", strings.ReplaceAll(f.Path, "\x00", `\x`)}, {"type", f.Type}, {"size", fmt.Sprint(f.Size)},
-					{"mode", fmt.Sprintf("%04o %s", f.Mode, f.Permissions)}, {"owner", f.Owner + ":" + f.Group},
+					{"path", strings.ReplaceAll(f.Path, "\x00", `\x`)},
+					{"type", f.Type},
+					{"size", fmt.Sprint(f.Size)},
+					{"mode", fmt.Sprintf("%04o %s", f.Mode, f.Permissions)},
+					{"owner", f.Owner + ":" + f.Group},
 					{"changed", f.ModifiedTime.Local().Format(time.RFC3339Nano)},
 				}
 				if f.SymlinkTarget != "" {
@@ -187,7 +190,7 @@ func (a *App) filesWatch(user *string) *cobra.Command {
 				}
 			})
 			if ctx.Err() != nil {
-				return nil // asked to stop
+				return nil //nolint:nilerr // it was asked to stop
 			}
 			return err
 		}),

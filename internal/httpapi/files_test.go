@@ -65,7 +65,16 @@ func fileServer(t *testing.T) (base, dir string, guest *localGuest) {
 	return server.URL + "/v1/sandboxes/sb/files", t.TempDir(), guest
 }
 
-func ask(t *testing.T, method, url string, body io.Reader, header ...string) *http.Response {
+// answer is a reply, whose body the end of the test closes.
+type answer struct {
+	Status        string
+	StatusCode    int
+	Header        http.Header
+	ContentLength int64
+	Body          io.Reader
+}
+
+func ask(t *testing.T, method, url string, body io.Reader, header ...string) *answer {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, url, body)
 	if err != nil {
@@ -80,10 +89,10 @@ func ask(t *testing.T, method, url string, body io.Reader, header ...string) *ht
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = resp.Body.Close() })
-	return resp
+	return &answer{resp.Status, resp.StatusCode, resp.Header, resp.ContentLength, resp.Body}
 }
 
-func body(t *testing.T, resp *http.Response) string {
+func body(t *testing.T, resp *answer) string {
 	t.Helper()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
@@ -103,7 +112,7 @@ func TestDownload(t *testing.T) {
 	}
 	head := ask(t, "HEAD", at(base, path), nil)
 	tag, modified := head.Header.Get("Etag"), head.Header.Get("Last-Modified")
-	if head.StatusCode != 200 || head.ContentLength != 10 || tag == "" || modified == "" || body(t, head) != "" {
+	if head.StatusCode != http.StatusOK || head.ContentLength != 10 || tag == "" || modified == "" || body(t, head) != "" {
 		t.Errorf("HEAD: %s %v", head.Status, head.Header)
 	}
 	if got := head.Header.Get("Content-Disposition"); got != `inline; filename*=utf-8''gr%C3%BCn%20%22x%22.txt` {
@@ -143,7 +152,7 @@ func TestDownload(t *testing.T) {
 		if k, v, _ := strings.Cut(tt.field, "="); resp.Header.Get(k) != v {
 			t.Errorf("%s: %s", tt.name, resp.Header.Get(k))
 		}
-		if resp.StatusCode == 406 || resp.StatusCode == 416 {
+		if resp.StatusCode == http.StatusNotAcceptable || resp.StatusCode == http.StatusRequestedRangeNotSatisfiable {
 			var e api.Error
 			if err := json.Unmarshal([]byte(got), &e); err != nil || e.Message == "" {
 				t.Errorf("%s: %q", tt.name, got)
@@ -151,7 +160,7 @@ func TestDownload(t *testing.T) {
 		}
 	}
 	multi := ask(t, "GET", at(base, path), nil, "Range", "bytes=0-1,8-9")
-	if got := body(t, multi); multi.StatusCode != 206 || !strings.Contains(got, "bytes 0-1/10") || !strings.Contains(got, "bytes 8-9/10") {
+	if got := body(t, multi); multi.StatusCode != http.StatusPartialContent || !strings.Contains(got, "bytes 0-1/10") || !strings.Contains(got, "bytes 8-9/10") {
 		t.Errorf("%s %q", multi.Status, got)
 	}
 	for _, accept := range []string{"gzip", "br;q=1, GZIP;q=0.8", "*, identity;q=0"} {
@@ -195,14 +204,14 @@ func TestDownloadRefusals(t *testing.T) {
 func TestDownloadProc(t *testing.T) {
 	base, dir, _ := fileServer(t)
 	resp := ask(t, "GET", at(base, "/proc/self/status"), nil)
-	if got := body(t, resp); resp.StatusCode != 200 || !strings.Contains(got, "Pid:") {
+	if got := body(t, resp); resp.StatusCode != http.StatusOK || !strings.Contains(got, "Pid:") {
 		t.Errorf("%s %q", resp.Status, got)
 	}
 	empty := filepath.Join(dir, "empty")
 	if err := os.WriteFile(empty, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if resp := ask(t, "GET", at(base, empty), nil); resp.StatusCode != 200 || body(t, resp) != "" {
+	if resp := ask(t, "GET", at(base, empty), nil); resp.StatusCode != http.StatusOK || body(t, resp) != "" {
 		t.Error(resp.Status)
 	}
 	raw := filepath.Join(dir, "caf\xe9")
@@ -210,7 +219,7 @@ func TestDownloadProc(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, path := range []string{raw, filepath.Join(dir, "caf\x00e9")} {
-		if resp := ask(t, "GET", at(base, path), nil); resp.StatusCode != 200 || body(t, resp) != "x" {
+		if resp := ask(t, "GET", at(base, path), nil); resp.StatusCode != http.StatusOK || body(t, resp) != "x" {
 			t.Errorf("%q: %s", path, resp.Status)
 		}
 	}
@@ -230,7 +239,7 @@ func TestDownloadBreaks(t *testing.T) {
 			return wire.Errorf(wire.CodeInternal, "disk on fire")
 		}
 		for _, accept := range []string{"identity", "gzip"} {
-			r, err := http.NewRequestWithContext(t.Context(), "GET", at(base, "/f"), nil)
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at(base, "/f"), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -294,7 +303,7 @@ func TestUpload(t *testing.T) {
 	}
 	resp := ask(t, "PUT", at(base, path)+"&mode=0700", strings.NewReader("raw"), "X-Metadata-Author", "me")
 	var got []api.File
-	if err := json.Unmarshal([]byte(body(t, resp)), &got); err != nil || resp.StatusCode != 200 || len(got) != 1 {
+	if err := json.Unmarshal([]byte(body(t, resp)), &got); err != nil || resp.StatusCode != http.StatusOK || len(got) != 1 {
 		t.Fatalf("%s %+v %v", resp.Status, got, err)
 	}
 	if got[0].Path != path || got[0].Type != "file" || got[0].Mode != 0o700 || got[0].Size != 3 || content("new/f") != "raw" {
@@ -304,7 +313,7 @@ func TestUpload(t *testing.T) {
 		t.Errorf("%v", m)
 	}
 	resp = ask(t, "POST", at(base, path), zip(t, "unzipped"), "Content-Type", "application/octet-stream", "Content-Encoding", "gzip")
-	if resp.StatusCode != 200 || content("new/f") != "unzipped" {
+	if resp.StatusCode != http.StatusOK || content("new/f") != "unzipped" {
 		t.Errorf("%s %s", resp.Status, content("new/f"))
 	}
 	kind, parts := form(t, "file", dir+"/a/one", "1", "other", "ignored", "x", "file", dir+"/b/two", "2")
@@ -314,11 +323,11 @@ func TestUpload(t *testing.T) {
 	}
 	kind, parts = form(t, "file", "ignored", "3")
 	resp = ask(t, "POST", at(base, path), parts, "Content-Type", kind)
-	if resp.StatusCode != 200 || content("new/f") != "3" {
+	if resp.StatusCode != http.StatusOK || content("new/f") != "3" {
 		t.Errorf("%s", resp.Status)
 	}
 
-	refused := func(name string, resp *http.Response, status int, code api.Code, says string) {
+	refused := func(name string, resp *answer, status int, code api.Code, says string) {
 		t.Helper()
 		var e api.Error
 		if err := json.Unmarshal([]byte(body(t, resp)), &e); err != nil || resp.StatusCode != status || e.Code != code || !strings.Contains(e.Message, says) {
@@ -362,7 +371,7 @@ func TestUploadBrokenOff(t *testing.T) {
 	base, dir, _ := fileServer(t)
 	r, w := io.Pipe()
 	ctx, cancel := context.WithCancel(t.Context())
-	req, err := http.NewRequestWithContext(ctx, "PUT", at(base, dir+"/f"), r)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, at(base, dir+"/f"), r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -405,7 +414,7 @@ func TestUploadBrokenOff(t *testing.T) {
 
 func TestFileRoutes(t *testing.T) {
 	base, dir, _ := fileServer(t)
-	post := func(path string, v any) *http.Response {
+	post := func(path string, v any) *answer {
 		b, err := json.Marshal(v)
 		if err != nil {
 			t.Fatal(err)
@@ -417,7 +426,7 @@ func TestFileRoutes(t *testing.T) {
 	if err := json.Unmarshal([]byte(body(t, resp)), &e); err != nil || e.Type != "dir" || e.Permissions != "drwxr-xr-x" {
 		t.Errorf("%s %+v", resp.Status, e)
 	}
-	if resp := post("/mkdir", api.FileRequest{Path: dir + "/d"}); resp.StatusCode != 409 {
+	if resp := post("/mkdir", api.FileRequest{Path: dir + "/d"}); resp.StatusCode != http.StatusConflict {
 		t.Error(resp.Status)
 	}
 	if err := os.WriteFile(dir+"/d/f", []byte("x"), 0o644); err != nil {
@@ -428,7 +437,7 @@ func TestFileRoutes(t *testing.T) {
 	if err := json.Unmarshal([]byte(body(t, resp)), &list); err != nil || len(list) != 2 || list[1].Path != dir+"/d/f" {
 		t.Errorf("%s %+v", resp.Status, list)
 	}
-	if resp := ask(t, "GET", base+"/list?depth=0&path=/", nil); resp.StatusCode != 400 {
+	if resp := ask(t, "GET", base+"/list?depth=0&path=/", nil); resp.StatusCode != http.StatusBadRequest {
 		t.Error(resp.Status)
 	}
 	resp = post("/move", api.MoveRequest{Source: dir + "/d/f", Destination: dir + "/e/g"})
@@ -443,13 +452,13 @@ func TestFileRoutes(t *testing.T) {
 	if err := json.Unmarshal([]byte(body(t, resp)), &e); err != nil || e.Size != 2 {
 		t.Errorf("%s %+v", resp.Status, e)
 	}
-	if resp := post("/remove", api.FileRequest{Path: dir + "/e"}); resp.StatusCode != 204 {
+	if resp := post("/remove", api.FileRequest{Path: dir + "/e"}); resp.StatusCode != http.StatusNoContent {
 		t.Error(resp.Status)
 	}
-	if resp := ask(t, "DELETE", at(base, dir+"/d"), nil); resp.StatusCode != 204 {
+	if resp := ask(t, "DELETE", at(base, dir+"/d"), nil); resp.StatusCode != http.StatusNoContent {
 		t.Error(resp.Status)
 	}
-	if resp := ask(t, "DELETE", at(base, dir+"/d"), nil); resp.StatusCode != 404 {
+	if resp := ask(t, "DELETE", at(base, dir+"/d"), nil); resp.StatusCode != http.StatusNotFound {
 		t.Error(resp.Status)
 	}
 }
@@ -474,7 +483,7 @@ func TestWatchRoutes(t *testing.T) {
 	}
 	var made api.Watcher
 	watcher := ask(t, "POST", base+"/watchers", strings.NewReader(`{"path":"`+dir+`"}`))
-	if err := json.Unmarshal([]byte(body(t, watcher)), &made); err != nil || watcher.StatusCode != 201 {
+	if err := json.Unmarshal([]byte(body(t, watcher)), &made); err != nil || watcher.StatusCode != http.StatusCreated {
 		t.Fatalf("%s %v", watcher.Status, err)
 	}
 	if err := os.WriteFile(dir+"/f", nil, 0o644); err != nil {
@@ -496,10 +505,10 @@ func TestWatchRoutes(t *testing.T) {
 			t.Fatal("no event")
 		}
 	}
-	if resp := ask(t, "DELETE", base+"/watchers/"+made.ID, nil); resp.StatusCode != 204 {
+	if resp := ask(t, "DELETE", base+"/watchers/"+made.ID, nil); resp.StatusCode != http.StatusNoContent {
 		t.Error(resp.Status)
 	}
-	if resp := ask(t, "GET", base+"/watchers/"+made.ID, nil); resp.StatusCode != 404 {
+	if resp := ask(t, "GET", base+"/watchers/"+made.ID, nil); resp.StatusCode != http.StatusNotFound {
 		t.Error(resp.Status)
 	}
 	if err := os.RemoveAll(dir); err != nil {
@@ -510,7 +519,7 @@ func TestWatchRoutes(t *testing.T) {
 	if _, err := lines.ReadByte(); !errors.Is(err, io.EOF) {
 		t.Errorf("the directory is gone, the stream goes on: %v", err)
 	}
-	if resp := ask(t, "GET", base+"/watch?path=/no/such", nil); resp.StatusCode != 404 {
+	if resp := ask(t, "GET", base+"/watch?path=/no/such", nil); resp.StatusCode != http.StatusNotFound {
 		t.Error(resp.Status)
 	}
 }
@@ -539,7 +548,7 @@ func TestAcceptable(t *testing.T) {
 		"": false, "gzip": true, "identity": false, "gzip;q=0": false, "gzip, deflate, br": true, "*": false, "deflate": false,
 		"*;q=0.5, identity;q=0": true, "gzip;q=0.2, identity;q=0.1": true, "gzip;q=0.1, identity;q=0.2": false, "gzip;q=x": true,
 	} {
-		r := httptest.NewRequest("GET", "/", nil)
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.Header.Set("Accept-Encoding", header)
 		if got, err := wantsGzip(r); err != nil || got != want {
 			t.Errorf("%q: %v %v", header, got, err)

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"compress/gzip"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -50,7 +51,7 @@ func (f *files) receive(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	u := &upload{r: r, base: wire.WriteRequest{Path: wire.EncodeName(q.Get("path")), User: q.Get("user"), Metadata: metadataOf(r.Header)}}
+	u := &upload{base: wire.WriteRequest{Path: wire.EncodeName(q.Get("path")), User: q.Get("user"), Metadata: metadataOf(r.Header)}}
 	if text := q.Get("mode"); text != "" {
 		mode, err := strconv.ParseUint(text, 8, 32)
 		if err != nil || mode > 0o7777 {
@@ -78,9 +79,9 @@ func (f *files) receive(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("%w: the agent in this snapshot keeps no metadata of files; build the snapshot again", host.ErrUnsupported)
 	}
 	if form {
-		err = u.form(multipart.NewReader(body, params["boundary"]))
+		err = u.form(r.Context(), multipart.NewReader(body, params["boundary"]))
 	} else {
-		err = u.write(u.base.Path, body)
+		err = u.write(r.Context(), u.base.Path, body)
 	}
 	if err != nil {
 		return err
@@ -89,14 +90,13 @@ func (f *files) receive(w http.ResponseWriter, r *http.Request) error {
 }
 
 type upload struct {
-	r     *http.Request
 	guest fileGuest
 	base  wire.WriteRequest
 	done  []api.File
 }
 
 // form writes the parts named "file", each to the path in its file name, or to the one in the URL.
-func (u *upload) form(parts *multipart.Reader) error {
+func (u *upload) form(ctx context.Context, parts *multipart.Reader) error {
 	u.done = []api.File{}
 	seen := map[string]bool{}
 	for n := 0; ; n++ {
@@ -127,7 +127,7 @@ func (u *upload) form(parts *multipart.Reader) error {
 			return fmt.Errorf("%w: two files for %.200q in one form; the first was written", host.ErrInvalid, target)
 		}
 		seen[target] = true
-		if err := u.write(target, part); err != nil {
+		if err := u.write(ctx, target, part); err != nil {
 			return err
 		}
 	}
@@ -144,12 +144,12 @@ func partNames(part *multipart.Part) (field, file string, err error) {
 
 func badForm(err error) error { return fmt.Errorf("%w: form: %w", host.ErrInvalid, err) }
 
-func (u *upload) write(target string, data io.Reader) error {
+func (u *upload) write(ctx context.Context, target string, data io.Reader) error {
 	req := u.base
 	req.Path = target
 	source := &sourceReader{r: data}
 	var e wire.EntryReply
-	err := call.Upload(u.r.Context(), u.guest, wire.MethodFileWrite, req, source, &e)
+	err := call.Upload(ctx, u.guest, wire.MethodFileWrite, req, source, &e)
 	if source.err != nil {
 		return fmt.Errorf("%w: the body for %.200q broke off: %w", host.ErrInvalid, target, source.err)
 	}
