@@ -238,10 +238,9 @@ func (l *layout) add(f *family) descriptor {
 
 // program is a static executable of less than 300 bytes that prints a text and ends.
 func program(text string) []byte {
-	const base, header = 0x400000, 64 + 56
 	var code []byte
 	le := binary.LittleEndian
-	machine := uint16(62)
+	machine := uint16(amd64)
 	if runtime.GOARCH == "arm64" {
 		machine = 183
 		const there = 7 * 4 // from the instruction that asks for the text's address
@@ -261,7 +260,13 @@ func program(text string) []byte {
 		code = le.AppendUint32(code, uint32(len(text)))
 		code = append(code, 0x0f, 0x05, 0xb8, 60, 0, 0, 0, 0x31, 0xff, 0x0f, 0x05, 0x90) // syscall; exit(0); nop
 	}
-	total := uint64(header + len(code) + len(text))
+	return executable(machine, append(code, text...))
+}
+
+// executable is a static program whose code is loaded wherever it is linked to, which begins with its first byte.
+func executable(machine uint16, code []byte) []byte {
+	const base, header = 0x400000, 64 + 56
+	total := uint64(header + len(code))
 	var b bytes.Buffer
 	b.WriteString("\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 9))
 	for _, v := range []any{
@@ -269,9 +274,27 @@ func program(text string) []byte {
 		uint16(0), uint16(0), uint16(0),
 		uint32(1), uint32(5), uint64(0), uint64(base), uint64(base), total, total, uint64(0x1000),
 	} {
-		_ = binary.Write(&b, le, v)
+		_ = binary.Write(&b, binary.LittleEndian, v)
 	}
 	b.Write(code)
-	b.WriteString(text)
 	return b.Bytes()
+}
+
+const amd64 = 62
+
+// exitsWithUser is a program for amd64 that ends with its effective user's number modulo 256.
+func exitsWithUser() string {
+	return string(executable(amd64, []byte{
+		0xb8, 107, 0, 0, 0, 0x0f, 0x05, // geteuid
+		0x89, 0xc7, 0xb8, 60, 0, 0, 0, 0x0f, 0x05, // exit
+	}))
+}
+
+// needsRawSocket is one that ends with 0 when it may open a raw socket.
+func needsRawSocket() string {
+	return string(executable(amd64, []byte{
+		0xb8, 41, 0, 0, 0, 0xbf, 2, 0, 0, 0, 0xbe, 3, 0, 0, 0, 0xba, 1, 0, 0, 0, 0x0f, 0x05, // socket(AF_INET, SOCK_RAW, ICMP)
+		0xc1, 0xe8, 31, // the sign
+		0x89, 0xc7, 0xb8, 60, 0, 0, 0, 0x0f, 0x05, // exit
+	}))
 }

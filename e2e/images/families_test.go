@@ -232,9 +232,10 @@ func booted(p *packages) []*family {
 		{name: "forty-layers", layers: forty, config: config{Cmd: []string{"cat", "/state"}}},
 		{name: "numeric-user", layers: []layer{of(p.busybox()...)}, config: config{User: "12345", Cmd: []string{"id"}}},
 		{name: "privileged-files", layers: []layer{of(join2(p.busybox(), etc(), []entry{
-			fileLike(p.busybox()[1], "bin/setuid", 0o4755), fileLike(p.busybox()[1], "bin/capable", 0o755).with("security.capability", capNetRaw),
+			file("bin/who", 0o4755, exitsWithUser()), file("bin/who-plain", 0o755, exitsWithUser()),
+			file("bin/raw", 0o755, needsRawSocket()).with("security.capability", capNetRaw), file("bin/raw-plain", 0o755, needsRawSocket()),
 			dir("shared", 0o2775).owned(0, 2000), file("shared/f", 0o2755, "x").owned(0, 2000), dir("sticky", 0o1777),
-		})...)}, config: config{User: "app", Cmd: []string{"setuid", "id"}}},
+		})...)}, config: config{User: "app", Cmd: []string{"sh", "-c", "for p in who who-plain raw raw-plain; do $p; echo $p $?; done"}}},
 		{name: "gigabyte", pack: "gzip", layers: []layer{of(join2(p.busybox(), []entry{{
 			Header: tar.Header{Typeflag: tar.TypeReg, Name: "big", Mode: 0o644, Size: 1 << 30, ModTime: then},
 			content: func() io.Reader {
@@ -255,11 +256,6 @@ func withoutLinked(entries []entry) []entry {
 		}
 	}
 	return kept
-}
-
-func fileLike(e entry, name string, mode int64) entry {
-	e.Name, e.Mode = name, mode
-	return e
 }
 
 // compared are the families whose trees are compared, unpacked by a machine's agent as it would be for an image.
