@@ -156,7 +156,7 @@ def driver(RICH):
     def load():
         nonlocal rich
         if rich is None:
-            space = {"__name__": "forkd", "__builtins__": vars(builtins)}
+            space = {"__name__": "forkd", "__builtins__": driver.__globals__["__builtins__"]}
             exec(compile(RICH, HERE, "exec"), space)
             rich = space["rich"](emit, report, plain)
         return rich

@@ -23,10 +23,10 @@ var pythonRich string
 var nodeDriver string
 
 // The drivers are taken from the control channel: they need no file that the user could read or change, and the command
-// line stays short. No -u for Python: unbuffered, print writes every argument and the line end by itself; the driver makes
+// line stays short. Python's has builtins of its own, whatever code does to the others. No -u for Python: unbuffered, print writes every argument and the line end by itself; the driver makes
 // the streams line-buffered instead.
 const (
-	pythonBoot = `import os; exec(compile(os.read(3, 1 << 18), "<forkd>", "exec"), {"__name__": "forkd"})`
+	pythonBoot = `import os; exec(compile(os.read(3, 1 << 18), "<forkd>", "exec"), {"__name__": "forkd", "__builtins__": vars(__builtins__).copy()})`
 	nodeBoot   = `{const fs = require("fs"), read = (n) => { const b = Buffer.alloc(n); for (let i = 0; i < n;) { ` +
 		`const k = fs.readSync(3, b, i, n - i); if (!k) process.exit(1); i += k } return b }; ` +
 		`require("vm").runInThisContext(read(read(4).readUInt32BE()).toString(), "<forkd>")(require, (s) => import(s))}`

@@ -702,3 +702,41 @@ func TestRenewNumpy(t *testing.T) {
 		t.Errorf("%+v %v", not, err)
 	}
 }
+
+// TestHostileCode: whatever code does to its interpreter, the next evaluation has an answer.
+func TestHostileCode(t *testing.T) {
+	m := newManager(t)
+	for _, tt := range []struct{ code, want, next string }{
+		{"def f(): f()\nf()", "RecursionError", "1"},
+		{"import builtins\nfor n in dir(builtins):\n    if n[0] != '_' and n not in ('dir', 'delattr', 'builtins', 'type'):\n        delattr(builtins, n)", "", "1"},
+		{"import os; os.close(1); os.close(2)", "", "1"},
+		{"import sys; sys.stdout = sys.stderr = None", "", "1"},
+		{"import sys; sys.stdout.close()", "", "1"},
+		{"import sys; sys.exit('bye')", "SystemExit: bye", "1"},
+		{"exit()", "SystemExit", "1"},
+		{"input('?')", "EOFError", "1"},
+		{"import asyncio\nasync def g(): pass\nawait g()\nasyncio.run(g())", "", "1"},
+		{"import asyncio\nasync def g(): asyncio.run(asyncio.sleep(0))\nawait g()", "RuntimeError", "1"},
+		{"import signal; _ = signal.signal(signal.SIGINT, signal.SIG_DFL)", "", "1"},
+		{"import threading, time\ndef f():\n    while True: print('x' * 1000)\nthreading.Thread(target=f, daemon=True).start(); time.sleep(0.05)", "", "1"},
+		{"import os\nif os.fork() == 0: os._exit(0)\n_ = os.wait()", "", "1"},
+		{"import sys; sys.settrace(lambda *a: 1/0)", "ZeroDivisionError", ""},
+		{"(" + strings.Repeat("[", 150), "SyntaxError", "1"},
+		{"x = 1\n  y = 2", "IndentationError: unexpected indent (<eval", "1"},
+		{"a = '''" + strings.Repeat("x", 1<<20) + "'''; len(a)", "1048576", "1"},
+	} {
+		r, _ := eval(t, m, tt.code)
+		if got := value(r); !strings.Contains(got, tt.want) || tt.want == "" && got != "" {
+			t.Errorf("%.60q: %.300s, want %q", tt.code, got, tt.want)
+		}
+		if tt.next != "" {
+			r, _ := eval(t, m, "1")
+			if value(r) != tt.next {
+				t.Errorf("%.60q: the next gives %.300s", tt.code, value(r))
+			}
+		}
+		if _, err := m.Restart(t.Context(), defaultID); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
