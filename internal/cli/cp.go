@@ -264,10 +264,14 @@ func (c *copier) copyOne(ctx context.Context, src, dst place, into bool) error {
 		err = c.write(ctx, target, &mode, r)
 		_ = r.Close()
 	}
-	if err != nil {
-		return fmt.Errorf("copy %s to %s: %w", src, target, err)
+	if err == nil {
+		return nil
 	}
-	return nil
+	err = fmt.Errorf("copy %s to %s: %w", src, target, err)
+	if refusal, ok := errors.AsType[*wire.Error](err); ok && refusal.Code == wire.CodeUnimplemented {
+		return &hinted{err, "build the snapshot again: the agent in it is older than this forkd"}
+	}
+	return err
 }
 
 func (c *copier) read(ctx context.Context, src place, w io.Writer) error {
@@ -343,7 +347,7 @@ func (c *copier) tree(ctx context.Context, src, dst place, isDir, merge bool) er
 	}()
 	if dst.g == nil {
 		return tree.Unpack(ctx, dst.path, r, tree.UnpackOptions{Count: c.meter.name, Skipped: func(name, why string) {
-			c.a.progress("left out: %s, %s", printable(name), why)
+			c.a.progress("left out: %s, %s", oneLine(name), why)
 		}})
 	}
 	absolute, err := c.absolute(ctx, into)

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
@@ -111,6 +112,10 @@ func (f *remoteFile) open() error {
 	if err := s.RecvMessage(&e); err != nil {
 		_ = s.Close()
 		return err
+	}
+	if e.Entry.Size < 0 {
+		_ = s.Close()
+		return fmt.Errorf("read %.200q: %w: a file of %d bytes", f.req.Path, guest.ErrProtocol, e.Entry.Size)
 	}
 	f.s, f.data, f.from, f.entry = s, s.DataReader(), f.at, e.Entry
 	return nil

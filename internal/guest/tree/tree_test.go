@@ -297,6 +297,14 @@ func TestHostile(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
+		// A header in GNU's way of sparse files, which says that zeros follow for years.
+		sparse := entries(t, root, tar.Header{Name: "f", Typeflag: tar.TypeReg, Size: 7, PAXRecords: map[string]string{
+			"XNU.sparse.major": "0", "XNU.sparse.minor": "1", "XNU.sparse.size": "4611686018427387904", "XNU.sparse.numblocks": "1", "XNU.sparse.map": "0,7",
+		}})
+		sparse = bytes.ReplaceAll(sparse, []byte("XNU."), []byte("GNU."))
+		if err := Unpack(t.Context(), dst, bytes.NewReader(sparse), UnpackOptions{}); !errors.Is(err, ErrHostile) {
+			t.Errorf("zeros for years: %v", err)
+		}
 		endless := io.MultiReader(bytes.NewReader(entries(t, root)), zeros{})
 		if err := Unpack(t.Context(), dst, endless, UnpackOptions{}); !errors.Is(err, ErrHostile) {
 			t.Error(err)

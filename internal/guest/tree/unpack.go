@@ -95,7 +95,7 @@ func unpackOne(ctx context.Context, dst string, r io.Reader, t *tar.Reader, h *t
 	u := &unpacker{ctx: ctx, root: root, o: o}
 	defer u.close()
 	base, temp := filepath.Base(dst), ""
-	if h.Typeflag == tar.TypeReg || h.Typeflag == tar.TypeGNUSparse {
+	if h.Typeflag == tar.TypeReg {
 		f, err := os.CreateTemp(filepath.Dir(dst), ".forkd-cp-")
 		if err != nil {
 			return err
@@ -199,7 +199,10 @@ func (u *unpacker) place(h *tar.Header, name string, content io.Reader) error {
 	switch h.Typeflag {
 	case tar.TypeDir:
 		return u.directory(h, name)
-	case tar.TypeReg, tar.TypeGNUSparse:
+	case tar.TypeReg:
+		if h.PAXRecords["GNU.sparse.realsize"] != "" || h.PAXRecords["GNU.sparse.size"] != "" {
+			break
+		}
 		return u.file(h, name, content)
 	case tar.TypeSymlink:
 		if err := u.clear(name); err != nil {
@@ -223,9 +226,10 @@ func (u *unpacker) place(h *tar.Header, name string, content io.Reader) error {
 			u.o.Skipped(name, "a device or pipe")
 		}
 		return nil
-	default:
-		return fmt.Errorf("%w: an entry of kind %q", ErrHostile, h.Typeflag)
 	}
+	// Other ways to write sparse files among them: package archive/tar makes zeros of their holes, a few bytes of archive
+	// to be read for years.
+	return fmt.Errorf("%w: an entry of kind %q", ErrHostile, h.Typeflag)
 }
 
 // directory makes a directory or takes the one that is there; not one behind a link.
