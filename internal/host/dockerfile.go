@@ -372,14 +372,29 @@ func (d *dockerBuild) onSnapshot(tag string) (*stage, error) {
 		return nil, err
 	}
 	d.undo.Add(forget)
-	if err := sameMachine(m, d.spec.Machine); err != nil {
+	if err := d.h.sameMachine(m, d.spec.Machine); err != nil {
 		return nil, err
 	}
 	return &stage{tip: m, key: stepKey("snapshot", m.ID()), config: d.withoutOwn(configOf(m.Config), m.Image)}, nil
 }
 
+// sameDisk says whether an image's disk has the size that was asked for, if one was.
+func sameDisk(img store.Image, asked int64) error {
+	if asked == 0 || asked == img.DiskBytes {
+		return nil
+	}
+	return hint(invalid("the disk of image %s has %s, not %s", img.Name, mib(img.DiskBytes), mib(asked)),
+		"leave its size out: what stands on an image has that image's disk")
+}
+
 // sameMachine says whether a snapshot's machine has the size that was asked for, as far as one was.
-func sameMachine(m store.Snapshot, asked image.Machine) error {
+func (h *Host) sameMachine(m store.Snapshot, asked image.Machine) error {
+	h.mu.Lock()
+	img := h.images[m.Image]
+	h.mu.Unlock()
+	if err := sameDisk(img, asked.DiskBytes); err != nil {
+		return err
+	}
 	if asked.CPUs != 0 && asked.CPUs != m.Engine.CPUs {
 		return hint(invalid("the machine of snapshot %s has %d cpus, not %d", m.Tag, m.Engine.CPUs, asked.CPUs),
 			"leave the machine's size out: what goes on in a machine has that machine")
@@ -436,6 +451,9 @@ func (d *dockerBuild) imageOf(ctx context.Context, sub *build) (store.Image, err
 	if sub.recipe.From.Kind == image.KindImage {
 		img, err := d.h.findImage(sub.recipe.From.Ref)
 		if err != nil {
+			return img, err
+		}
+		if err := sameDisk(img, d.spec.Machine.DiskBytes); err != nil {
 			return img, err
 		}
 		return img, sub.findKernel(ctx)

@@ -155,6 +155,11 @@ func (b *build) onImage(ctx context.Context, files []image.StagedFile) (store.Sn
 	if err != nil {
 		return store.Snapshot{}, err
 	}
+	if r.Machine.DiskGiven {
+		if err := sameDisk(img, r.Machine.DiskBytes); err != nil {
+			return store.Snapshot{}, err
+		}
+	}
 	if err := b.findKernel(ctx); err != nil {
 		return store.Snapshot{}, err
 	}
@@ -187,7 +192,10 @@ func (b *build) onSnapshot(ctx context.Context, files []image.StagedFile) (store
 	if b.recipe.Machine.MemoryGiven {
 		machine.MemoryBytes = b.recipe.Machine.MemoryBytes
 	}
-	if err := sameMachine(m, machine); err != nil {
+	if b.recipe.Machine.DiskGiven {
+		machine.DiskBytes = b.recipe.Machine.DiskBytes
+	}
+	if err := b.h.sameMachine(m, machine); err != nil {
 		return store.Snapshot{}, err
 	}
 	at := stepKey("snapshot", m.ID())

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"forkd.dev/forkd/internal/image"
 	"forkd.dev/forkd/internal/image/dockerfile"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/store"
@@ -407,3 +408,60 @@ type discard struct{}
 func (discard) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
 func (discard) ReadAt([]byte, int64) (int, error)      { return 0, io.EOF }
 func (discard) Close() error                           { return nil }
+
+// TestRemoveImageUnderSteps: an image on which nothing but the cache stands can be removed.
+func TestRemoveImageUnderSteps(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	root, err := h.snapshot(fakeTag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, err := h.store.State(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	booted := root
+	booted.Tag, booted.Source = newStepTag(), "booted"
+	if err := h.enterSnapshot(t.Context(), booted, state, false); err != nil {
+		t.Fatal(err)
+	}
+	var ran []string
+	_, forget, err := fakeBuild(t, h).chain(t.Context(), booted, fakeSteps(&ran, "a", "b"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.RemoveImage(t.Context(), root.Image); !errors.Is(err, ErrBusy) || strings.Contains(err.Error(), ".step-") {
+		t.Errorf("with a user's snapshot: %v", err)
+	}
+	if err := removeSnapshot(t, h, fakeTag); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.RemoveImage(t.Context(), root.Image); !errors.Is(err, ErrBusy) {
+		t.Errorf("while a build uses a step: %v", err)
+	}
+	forget()
+	if err := h.RemoveImage(t.Context(), root.Image); err != nil {
+		t.Fatal(err)
+	}
+	if left := steps(h); len(left) != 0 || len(h.Images()) != 0 {
+		t.Errorf("%v are left", left)
+	}
+}
+
+func TestSizeOnTop(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	m, err := h.snapshot(fakeTag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, asked := range []image.Machine{{}, {CPUs: 1}, {MemoryBytes: fakeMemory}} {
+		if err := h.sameMachine(m, asked); err != nil {
+			t.Errorf("%+v: %v", asked, err)
+		}
+	}
+	for _, asked := range []image.Machine{{CPUs: 2}, {MemoryBytes: 2 * fakeMemory}, {DiskBytes: 1 << 40}} {
+		if err := h.sameMachine(m, asked); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%+v: %v", asked, err)
+		}
+	}
+}
