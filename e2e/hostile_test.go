@@ -143,6 +143,7 @@ func TestHostileGuest(t *testing.T) {
 			steers(t, "ls", f.run("ls"))
 		},
 		"console": func(t *testing.T, f *forkd, id string) {
+			await(t, 30*time.Second, "the flood", func() bool { return strings.Contains(f.run("logs", id), "flood") })
 			for range 3 {
 				text := f.run("logs", id)
 				steers(t, "logs", text)
