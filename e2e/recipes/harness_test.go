@@ -29,7 +29,7 @@ var suite struct {
 
 func TestMain(m *testing.M) {
 	if suite.home = os.Getenv(envHome); suite.home != "" {
-		testenv.Main(m.Run)
+		testenv.Main(func() int { return max(m.Run(), endSuite("")) })
 		return
 	}
 	dir, err := os.MkdirTemp("", "forkd-recipes-")
@@ -40,6 +40,7 @@ func TestMain(m *testing.M) {
 	testenv.Main(func() int { return max(m.Run(), endSuite(dir)) }, dir)
 }
 
+// endSuite stops the daemon, and removes dir if there is one.
 func endSuite(dir string) int {
 	code := 0
 	if _, err := os.Stat(suite.home); err == nil {
@@ -51,6 +52,9 @@ func endSuite(dir string) int {
 			fmt.Fprintf(os.Stderr, "recipes: stop the daemon: %s\n", r.stderr)
 			code = 1
 		}
+	}
+	if dir == "" {
+		return code
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		fmt.Fprintln(os.Stderr, "recipes:", err)
@@ -90,8 +94,8 @@ func built(t *testing.T, recipe string) *forkd {
 	f.within(20*time.Minute, "build", filepath.Join(testenv.Root(t), "recipes", recipe), "-t", recipe, "--replace")
 	var s api.Snapshot
 	f.json(&s, "snapshot-info", recipe)
-	t.Logf("built in %.0f s: %d MiB of memory, %d MiB of disk, %d MiB stored", time.Since(start).Seconds(), s.MemoryOwnBytes>>20,
-		(s.DiskOwnBytes+s.DiskSharedBytes)>>20, s.StoredBytes>>20)
+	t.Logf("built in %.0f s: %d MiB of memory, %d MiB of disk", time.Since(start).Seconds(), (s.MemoryOwnBytes+s.MemorySharedBytes)>>20,
+		(s.DiskOwnBytes+s.DiskSharedBytes)>>20)
 	return f
 }
 
