@@ -120,7 +120,7 @@ func (a *App) launch(ctx context.Context, c *client.Client, id string, req wire.
 func (a *App) runIn(ctx context.Context, c *client.Client, id string, f execFlags, req wire.StartRequest, keys string) error {
 	g := c.Guest(id)
 	if f.tty {
-		return a.onTerminal(ctx, c, id, keys, req.PTY, func(ctx context.Context, x call.Session, pty *wire.PTY) (*wire.ProcessEnd, error) {
+		return a.onTerminal(ctx, c, id, keys, false, func(ctx context.Context, x call.Session, pty *wire.PTY) (*wire.ProcessEnd, error) {
 			req.PTY = pty
 			return call.Start(ctx, g, req, x)
 		})

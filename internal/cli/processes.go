@@ -123,7 +123,7 @@ func (a *App) attachTo(
 		}
 	}
 	if found != nil && found.PTY && found.End == nil && term.IsTerminal(int(a.In.Fd())) {
-		return a.onTerminal(ctx, c, id, keys, nil, func(ctx context.Context, x call.Session, _ *wire.PTY) (*wire.ProcessEnd, error) {
+		return a.onTerminal(ctx, c, id, keys, true, func(ctx context.Context, x call.Session, _ *wire.PTY) (*wire.ProcessEnd, error) {
 			return call.Attach(ctx, g, req, x)
 		})
 	}

@@ -82,10 +82,10 @@ var errDetached = errors.New("detached")
 const hangUpLimit = 2 * time.Second
 
 // onTerminal lends this program's terminal to a process, which begin starts or attaches to, with the environment that
-// programs expect from a terminal, and puts the terminal back on every way out. Base is what is to be asked of the
-// terminal besides.
+// programs expect from a terminal, and puts the terminal back on every way out. With redraw the process was there before
+// and should draw its screen.
 func (a *App) onTerminal(
-	ctx context.Context, c *client.Client, id, keys string, base *wire.PTY,
+	ctx context.Context, c *client.Client, id, keys string, redraw bool,
 	begin func(ctx context.Context, x call.Session, pty *wire.PTY) (*wire.ProcessEnd, error),
 ) error {
 	sequence, err := parseDetachKeys(keys)
@@ -97,12 +97,9 @@ func (a *App) onTerminal(
 	}
 	t := &terminal{in: a.In, out: a.Out}
 	pty := &wire.PTY{Size: t.size(), Term: a.Getenv("TERM")}
-	if base != nil && base.Term != "" {
-		pty.Term = base.Term
-	}
 	running, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
-	s := &ttySession{terminal: t, guest: c.Guest(id), nudge: base == nil}
+	s := &ttySession{terminal: t, guest: c.Guest(id), nudge: redraw}
 	if err := t.raw(); err != nil {
 		return err
 	}
@@ -231,7 +228,13 @@ func (s *ttySession) redraw(ctx context.Context) {
 // suspend stops this program with the terminal as it was found, and returns when it goes on.
 func (s *ttySession) suspend() {
 	s.restore()
-	_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
+	// The call returns before this thread has stopped.
+	goesOn := make(chan os.Signal, 1)
+	signal.Notify(goesOn, syscall.SIGCONT)
+	defer signal.Stop(goesOn)
+	if syscall.Kill(syscall.Getpid(), syscall.SIGSTOP) == nil {
+		<-goesOn
+	}
 	_ = s.raw()
 }
 
