@@ -724,3 +724,27 @@ func TestLayoutFiles(t *testing.T) {
 		t.Error("no layout")
 	}
 }
+
+// FuzzDockerArchive reads arbitrary archives: no crash, and nothing left behind.
+func FuzzDockerArchive(f *testing.F) {
+	whole := dockerArchive(f)
+	f.Add(whole)
+	f.Add(whole[:700])
+	f.Add([]byte("\x1f\x8b\x08\x00"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "a.tar"), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		tmp := filepath.Join(dir, "tmp")
+		for _, which := range []string{"", "app:v1"} {
+			if img, err := OpenDockerArchive(t.Context(), os.DirFS(dir), "a.tar", which, "amd64", tmp); err == nil {
+				_ = unpackAll(t.Context(), img)
+				img.Close()
+			}
+		}
+		if left, _ := os.ReadDir(tmp); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	})
+}
