@@ -33,6 +33,7 @@ type fakeEngine struct {
 	fail     func(n int) error       // of the n-th restore
 	awaken   func(n int) *wire.Error // what the n-th machine's agent answers
 	silent   func(n int) bool        // its agent never answers
+	lie      func(conn net.Conn)     // what its agent does instead of its duty; nil: that
 	live     bool
 	capture  func(step string) error // what happens at a step of a capture: "start", "paused", "finish"
 	thaw     func() *wire.Error      // what an agent answers that is to let processes run; nil: it does
@@ -183,6 +184,10 @@ func (m *fakeMachine) serve(conn net.Conn) {
 	defer conn.Close()
 	if m.e.silent(m.n) {
 		_, _ = io.Copy(io.Discard, conn)
+		return
+	}
+	if m.e.lie != nil {
+		m.e.lie(conn)
 		return
 	}
 	port := &guestPort{conn, wire.NewReceiver(conn)}

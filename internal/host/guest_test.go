@@ -2,12 +2,125 @@ package host
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"strings"
 	"testing"
 	"time"
+
+	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/testenv"
 )
+
+// answer makes an agent that answers the first preamble with change made to an honest hello, and goes on with then.
+func answer(t *testing.T, change func(*wire.Hello), then func(net.Conn)) func(net.Conn) {
+	t.Helper()
+	return func(conn net.Conn) {
+		port := &guestPort{conn, wire.NewReceiver(conn)}
+		p, err := port.r.Await()
+		if err != nil {
+			return
+		}
+		if _, _, err := wire.ReadAwaken(port, nil); err != nil {
+			return
+		}
+		hello := wire.Hello{
+			Version: wire.Version, Generation: p.Generation, Phase: "ready", Features: []string{wire.FeatureThaw},
+			Awakened: &wire.AwakenReport{Renewed: []string{"kernel_entropy"}},
+		}
+		change(&hello)
+		b, err := json.Marshal(hello)
+		if err != nil {
+			t.Error(err)
+		}
+		if _, err := conn.Write(wire.AppendAnswer(nil, p.Nonce, b)); err == nil && then != nil {
+			then(conn)
+		}
+	}
+}
+
+// TestLiarIsNoChild: of a fork whose agent lies when it is to be awakened nothing is left.
+func TestLiarIsNoChild(t *testing.T) {
+	for name, lie := range map[string]func(net.Conn){
+		"closes":             func(net.Conn) {},
+		"garbage, then ends": func(c net.Conn) { _, _ = c.Write(make([]byte, 1<<20)) },
+		"another version":    answer(t, func(h *wire.Hello) { h.Version = 77 }, nil),
+		"another generation": answer(t, func(h *wire.Hello) { h.Generation += 3 }, nil),
+		"no report":          answer(t, func(h *wire.Hello) { h.Awakened = nil }, nil),
+		"a refusal":          answer(t, func(h *wire.Hello) { h.Refusal = &wire.Error{Code: "x", Message: "\x1b[2Jno"} }, nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := newFakeEngine()
+			e.lie = lie
+			h := fakeHost(t, e, nil)
+			results, err := h.Fork(t.Context(), ForkSpec{Tag: fakeTag, N: 2})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range results {
+				if r.Err == nil || strings.Contains(r.Err.Error(), "\x1b") {
+					t.Errorf("got %v", r.Err)
+				}
+			}
+			if e.living() != 0 || len(h.Sandboxes(nil)) != 0 || h.hotUsers() != 0 {
+				t.Errorf("%d machines, %d sandboxes, %d users of the image are left", e.living(), len(h.Sandboxes(nil)), h.hotUsers())
+			}
+		})
+	}
+}
+
+// TestDeafSandbox: a sandbox whose agent takes nothing after its awakening keeps no caller, and can be ended.
+func TestDeafSandbox(t *testing.T) {
+	e := newFakeEngine()
+	e.lie = answer(t, func(*wire.Hello) {}, func(c net.Conn) {
+		one := make([]byte, 1)
+		for { // it would take years to read what it is sent
+			if _, err := c.Read(one); err != nil {
+				return
+			}
+			select {
+			case <-t.Context().Done():
+				return
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	})
+	h := fakeHost(t, e, nil)
+	results, err := h.Fork(t.Context(), ForkSpec{Tag: fakeTag, N: 1})
+	if err != nil || results[0].Err != nil {
+		t.Fatal(err, results)
+	}
+	id := results[0].Sandbox.ID
+	for name, call := range map[string]func(ctx context.Context) error{
+		"ping": func(ctx context.Context) error {
+			conn, err := h.Guest(ctx, id)
+			if err != nil {
+				return err
+			}
+			return conn.Ping(ctx)
+		},
+		"metrics": func(ctx context.Context) error {
+			conn, err := h.Guest(ctx, id)
+			if err != nil {
+				return err
+			}
+			_, err = conn.Metrics(ctx)
+			return err
+		},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		if err := call(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v", name, err)
+		}
+		cancel()
+	}
+	start := time.Now()
+	if err := h.Kill(t.Context(), id); err != nil || time.Since(start) > testenv.Timeout(5*time.Second) {
+		t.Errorf("to end it took %s: %v", time.Since(start), err)
+	}
+}
 
 // TestSteadily: the clock runs while the guest is busy with a piece, not while there is none for it.
 func TestSteadily(t *testing.T) {
