@@ -18,6 +18,8 @@ machine: {cpus: 1, memory: 512MiB, disk: 4GiB}
 files:
   - path: /etc/systemd/system/tick.service
     content: |
+      [Unit]
+      StartLimitIntervalSec=0
       [Service]
       Type=oneshot
       ExecStart=/bin/sh -c 'echo tick >>/run/ticks'
