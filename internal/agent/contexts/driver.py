@@ -54,7 +54,24 @@ def driver(RICH):
     main_thread = get_ident()
     rich = None  # see RICH
     # The types whose values are nothing but their repr.
-    plain = {int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset, range, type, type(sys), type(main.__repr__)}
+    plain = {
+        int,
+        float,
+        complex,
+        bool,
+        str,
+        bytes,
+        bytearray,
+        list,
+        tuple,
+        dict,
+        set,
+        frozenset,
+        range,
+        type,
+        type(sys),
+        type(main.__repr__),
+    }
     # The heads of short replies.
     heads = [n.to_bytes(4, "big") for n in range(1024)]
     # The memory of numpy's global generator, between facts and whatever runs next.
@@ -210,8 +227,13 @@ def driver(RICH):
             pass
 
     hooked = {
-        "matplotlib.pyplot", "matplotlib.axes._axes", "IPython", "IPython.display", "IPython.core.display", "IPython.core.display_functions",
-    }  # fmt: skip
+        "matplotlib.pyplot",
+        "matplotlib.axes._axes",
+        "IPython",
+        "IPython.display",
+        "IPython.core.display",
+        "IPython.core.display_functions",
+    }
     sys.meta_path.insert(0, Finder())
 
     def clip(text, limit=1 << 20):

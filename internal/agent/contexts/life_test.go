@@ -411,7 +411,7 @@ func TestCreate(t *testing.T) {
 		"id":       {wire.ContextConfig{ID: "../b"}, wire.CodeInvalid},
 		"long id":  {wire.ContextConfig{ID: strings.Repeat("a", 65)}, wire.CodeInvalid},
 		"cwd":      {wire.ContextConfig{ID: "b", Cwd: "/no/such"}, wire.CodeInvalid},
-		"user":     {wire.ContextConfig{ID: "b", User: "nobody-here"}, wire.CodeInvalid},
+		"user":     {wire.ContextConfig{ID: "b", User: "nobody-here"}, wire.CodeUnknownUser},
 		"env":      {wire.ContextConfig{ID: "b", Env: map[string]string{"": ""}}, wire.CodeInvalid},
 		"python":   {wire.ContextConfig{ID: "b", Env: map[string]string{"PATH": "/nowhere"}}, wire.CodePrecondition},
 	} {

@@ -431,9 +431,7 @@ def rich(emit, report, plain):
         artists = [a for a in axes.get_children() if isinstance(a, Wedge)]
         if artists:
             made["type"] = "pie"
-            made["elements"] = [
-                {"label": w.get_label(), "angle": number(abs(w.theta2 - w.theta1)), "radius": number(w.r)} for w in artists
-            ]
+            made["elements"] = [{"label": w.get_label(), "angle": number(abs(w.theta2 - w.theta1)), "radius": number(w.r)} for w in artists]
             return made
         bars = [c for c in axes.containers if len(c) and all(isinstance(r, Rectangle) for r in c)]
         if bars:
