@@ -59,6 +59,9 @@ func (b *build) image(ctx context.Context) (store.Image, error) {
 	if err := b.plan.Prepare(ctx); err != nil {
 		return store.Image{}, resolveError(err)
 	}
+	if layers, size := b.plan.Unpacked(); layers > 0 {
+		b.say("image", "layers: %d, which unpack to %d files of %s", layers, size.Files, mib(size.Bytes))
+	}
 	var u undo.Stack
 	defer u.Run()
 	dir, err := b.h.machineDir()

@@ -27,6 +27,7 @@ type foreign struct {
 	image *oci.Image
 	tree  *flatten.Tree // since Prepare
 	disk  int64
+	size  flatten.Size
 }
 
 // maxAutomatic is what a base may unpack to when the recipe names no size of the disk.
@@ -188,11 +189,12 @@ func (p *Plan) Prepare(ctx context.Context) error {
 	if err := p.complete(tree); err != nil {
 		return err
 	}
-	disk, err := p.Recipe.Machine.fit(tree.Size())
+	size := tree.Size()
+	disk, err := p.Recipe.Machine.fit(size)
 	if err != nil {
 		return fmt.Errorf("base %s: %w", short(p.Recipe.Base), err)
 	}
-	p.foreign.tree, p.foreign.disk = tree, disk
+	p.foreign.tree, p.foreign.disk, p.foreign.size = tree, disk, size
 	return nil
 }
 
@@ -202,6 +204,14 @@ func (p *Plan) DiskBytes() int64 {
 		return p.foreign.disk
 	}
 	return p.Recipe.Machine.DiskBytes
+}
+
+// Unpacked is how many layers the base has, and what they unpack to. It is zero for Debian, and before Prepare.
+func (p *Plan) Unpacked() (layers int, size flatten.Size) {
+	if p.foreign == nil || p.foreign.tree == nil {
+		return 0, flatten.Size{}
+	}
+	return len(p.foreign.image.Layers), p.foreign.size
 }
 
 // Of a disk as disk.Format makes it: what its own tables take, and how many files it has room for.
