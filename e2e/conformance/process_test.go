@@ -205,8 +205,6 @@ func (g *guest) wantEnd(script string, want wire.ProcessEnd) {
 	}
 }
 
-func ptr[T any](v T) *T { return &v }
-
 // TestStart has §5's Start and its events.
 func TestStart(t *testing.T) {
 	runCases(t, []kase{
@@ -278,7 +276,7 @@ func TestStart(t *testing.T) {
 		}},
 		{"5", "stdin false is /dev/null", func(t *testing.T, g *guest) {
 			req := shell("cat; readlink /proc/self/fd/0")
-			req.Stdin = ptr(false)
+			req.Stdin = new(false)
 			want(t, "stdout", g.start(req).wait().stdout.String(), "/dev/null\n")
 		}},
 		{"5", "half-close ends stdin", func(t *testing.T, g *guest) {
@@ -350,13 +348,13 @@ func TestStart(t *testing.T) {
 			g.sh("kill " + p.stdout.String())
 		}},
 		{"9", "commands.run", func(t *testing.T, g *guest) {
-			req := wire.StartRequest{Process: wire.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", "echo hi"}}, Stdin: ptr(false), TimeoutMS: 60000}
+			req := wire.StartRequest{Process: wire.ProcessConfig{Cmd: "/bin/bash", Args: []string{"-l", "-c", "echo hi"}}, Stdin: new(false), TimeoutMS: 60000}
 			want(t, "stdout", g.start(req).wait().stdout.String(), "hi\n")
 		}},
 		{"9", "commands.run with stdin, envs and cwd", func(t *testing.T, g *guest) {
 			req := wire.StartRequest{Process: wire.ProcessConfig{
-				Cmd: "/bin/bash", Args: []string{"-l", "-c", "echo $A; pwd"}, Envs: map[string]string{"A": "1"}, Cwd: ptr("/tmp"),
-			}, Stdin: ptr(true), User: "root"}
+				Cmd: "/bin/bash", Args: []string{"-l", "-c", "echo $A; pwd"}, Envs: map[string]string{"A": "1"}, Cwd: new("/tmp"),
+			}, Stdin: new(true), User: "root"}
 			want(t, "stdout", g.start(req).wait().stdout.String(), "1\n/tmp\n")
 		}},
 		{"10", "an unknown method", func(_ *testing.T, g *guest) {
@@ -532,8 +530,8 @@ func TestWhere(t *testing.T) {
 		}},
 		{"5", "user's HOME, USER, LOGNAME and cwd", func(t *testing.T, g *guest) {
 			account(g)
-			p := g.start(as("conform", "echo $HOME $USER $LOGNAME; pwd")).wait()
-			want(t, "names", p.stdout.String(), "/home/conform conform conform\n/home/conform\n")
+			p := g.start(as("conform", "echo $HOME-$USER-$LOGNAME; pwd")).wait()
+			want(t, "names", p.stdout.String(), "/home/conform-conform-conform\n/home/conform\n")
 		}},
 		{"5", "user with a group", func(t *testing.T, g *guest) {
 			account(g)
@@ -562,7 +560,7 @@ func TestWhere(t *testing.T) {
 			dir := g.dir()
 			g.sh("mkdir -m 700 " + dir + "/private")
 			req := as("nobody", "pwd")
-			req.Process.Cwd = ptr(dir + "/private")
+			req.Process.Cwd = new(dir + "/private")
 			g.wantRefused(wire.CodeInvalid, wire.MethodProcessStart, req)
 		}},
 	})
@@ -760,7 +758,7 @@ func TestConnect(t *testing.T) {
 		{"5", "list has config, pid and tag", func(t *testing.T, g *guest) {
 			req := tagged("listed", "read x")
 			req.Process.Envs = map[string]string{"A": "1"}
-			req.Process.Cwd = ptr("/tmp")
+			req.Process.Cwd = new("/tmp")
 			p := g.start(req)
 			var list wire.ProcessList
 			if err := g.unary(wire.MethodProcessList, struct{}{}, &list); err != nil {
@@ -877,7 +875,7 @@ func TestInput(t *testing.T) {
 		}},
 		{"5", "SendInput without stdin", func(_ *testing.T, g *guest) {
 			req := shell("sleep 60")
-			req.Stdin = ptr(false)
+			req.Stdin = new(false)
 			g.wantRefused(wire.CodePrecondition, wire.MethodProcessSendInput, stdin(g.start(req).pid, "x"))
 		}},
 		{"5", "SendInput to a missing pid", func(_ *testing.T, g *guest) {
@@ -1012,7 +1010,7 @@ func TestSignal(t *testing.T) {
 		}},
 		{"5", "by tag", func(t *testing.T, g *guest) {
 			req := shell("sleep 60")
-			req.Tag = ptr("to-signal")
+			req.Tag = new("to-signal")
 			p := g.start(req)
 			do(g, wire.SendSignalRequest{Process: wire.ProcessSelector{Tag: "to-signal"}, Signal: 9})
 			want(t, "signal", p.wait().end.Signal, 9)

@@ -169,6 +169,101 @@ func (g *guest) shell(env []string, args ...string) *console {
 	return c.run("PS1='rea''dy> '; bind 'set enable-bracketed-paste off'", prompt)
 }
 
+// another is a sandbox of the test's own, of the snapshot of that tag.
+func (g *guest) another(tag string) *guest {
+	g.t.Helper()
+	cmd := command(g.ctx, testenv.Binary(g.t), "fork", tag)
+	out, err := cmd.Output()
+	if err != nil {
+		g.t.Fatalf("fork: %v", err)
+	}
+	id := strings.TrimSpace(string(out))
+	g.t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(g.t.Context()), testenv.Timeout(10*time.Second))
+		defer cancel()
+		if err := g.c.Kill(ctx, id); err != nil {
+			g.t.Error(err)
+		}
+	})
+	return &guest{t: g.t, id: id, c: g.c, Guest: g.c.Guest(id), ctx: g.ctx}
+}
+
+// forkd runs a command that must succeed.
+func (g *guest) cli(args ...string) string {
+	g.t.Helper()
+	var stderr bytes.Buffer
+	cmd := command(g.ctx, testenv.Binary(g.t), args...)
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		g.t.Fatalf("forkd %v: %v: %s%s", args, err, out, &stderr)
+	}
+	return string(out)
+}
+
+// TestLeftRunning has the command line's side of processes that nobody is attached to.
+func TestLeftRunning(t *testing.T) {
+	runCases(t, []kase{
+		{"cli", "exec -d, ps, logs, attach, signal", func(t *testing.T, g *guest) {
+			pid := strings.TrimSpace(g.cli("exec", "-d", "--tag", "left", g.id, "--", "sh", "-c", "echo one; trap 'echo bye; exit 3' TERM; while :; do sleep 0.05; done"))
+			if ps := g.cli("ps", g.id); !strings.Contains(ps, pid) || !strings.Contains(ps, "left") {
+				t.Errorf("ps: %s", ps)
+			}
+			g.eventually("it has printed", func() bool { return g.cli("logs", g.id, "left") == "one\n" })
+			g.cli("signal", g.id, "left")
+			cmd := command(g.ctx, testenv.Binary(t), "attach", g.id, pid)
+			out, err := cmd.Output()
+			exit, ok := errors.AsType[*exec.ExitError](err)
+			if !ok || exit.ExitCode() != 3 || string(out) != "one\nbye\n" {
+				t.Errorf("attach: %q, %v", out, err)
+			}
+			if ps := g.cli("ps", "-a", g.id); !strings.Contains(ps, "exit status 3") {
+				t.Errorf("ps -a: %s", ps)
+			}
+			want(t, "last line", g.cli("logs", "-n", "1", g.id, "left"), "bye\n")
+		}},
+		{"cli", "logs -f follows a process", func(t *testing.T, g *guest) {
+			g.cli("exec", "-d", "--tag", "followed", g.id, "--", "sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.2; done")
+			want(t, "logs", g.cli("logs", "-f", g.id, "followed"), "1\n2\n3\n")
+		}},
+		{"cli", "logs -f follows the console", func(t *testing.T, g *guest) {
+			c := g.console(nil, "logs", "-f", "-n", "1", g.id)
+			g.sh("sleep 0.5; echo of-the-test > /dev/console")
+			c.expect("of-the-test").typed("\x03").exit(0)
+		}},
+		{"cli", "a process is inherited through a branch", func(t *testing.T, g *guest) {
+			own := g.another(parentTag)
+			own.cli("exec", "-d", "-i", "--tag", "inherited", own.id, "--", "sh", "-c", "echo before; read x; echo got $x")
+			own.eventually("it has printed", func() bool { return own.cli("logs", own.id, "inherited") == "before\n" })
+			own.cli("branch", own.id, "-t", "conformance-branch")
+			t.Cleanup(func() {
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), testenv.Timeout(10*time.Second))
+				defer cancel()
+				_ = command(ctx, testenv.Binary(t), "rmi", "--force", "conformance-branch").Run()
+			})
+			child := g.another("conformance-branch")
+			for _, where := range []*guest{child, own} {
+				cmd := command(g.ctx, testenv.Binary(t), "attach", "-i", where.id, "inherited")
+				cmd.Stdin = strings.NewReader(where.id + "\n")
+				out, err := cmd.Output()
+				if err != nil || string(out) != "before\ngot "+where.id+"\n" {
+					t.Errorf("in %s: %q, %v", where.id, out, err)
+				}
+			}
+		}},
+		{"shell", "an image without a shell", func(t *testing.T, g *guest) {
+			own := g.another(parentTag)
+			own.sh("mkdir /hidden; mv /usr/bin/bash /usr/bin/sh /usr/bin/dash /usr/bin/rbash /hidden/ 2>/dev/null; true")
+			cmd := command(g.ctx, testenv.Binary(t), "shell", own.id)
+			out, err := cmd.CombinedOutput()
+			exit, ok := errors.AsType[*exec.ExitError](err)
+			if !ok || exit.ExitCode() != 125 || !strings.Contains(string(out), "no shell") || !strings.Contains(string(out), "busybox") {
+				t.Errorf("%v: %s", err, out)
+			}
+		}},
+	})
+}
+
 // TestShell drives forkd shell as a person would.
 func TestShell(t *testing.T) {
 	pidOf := func(c *console) uint32 {

@@ -30,10 +30,7 @@ func (a *App) logs() *cobra.Command {
 				return a.processLogs(ctx, c, args[0], args[1], follow, tail)
 			case follow:
 				err := c.FollowLogs(ctx, args[0], &tailWriter{w: printableWriter{a.Out}, lines: tail})
-				if ctx.Err() != nil {
-					return nil
-				}
-				return err
+				return unlessDone(ctx, err)
 			}
 			text, err := c.Logs(ctx, args[0])
 			if err != nil {
@@ -69,13 +66,18 @@ func (a *App) processLogs(ctx context.Context, c *client.Client, id, name string
 	_, err := call.Attach(ctx, g, req, call.Session{Output: out, Lost: func(n int64) {
 		a.progress("forkd: %d bytes are missing here", n)
 	}})
-	if ctx.Err() != nil {
-		return nil
-	}
-	if err != nil {
+	if err = unlessDone(ctx, err); err != nil {
 		return a.lost(ctx, c, id, err)
 	}
 	return nil
+}
+
+// unlessDone is err, but nothing if the user ended what can only be ended so.
+func unlessDone(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // lastOf is the last lines of a text; all if lines is negative.

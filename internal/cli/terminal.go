@@ -272,7 +272,7 @@ func parseDetachKeys(text string) ([]byte, error) {
 		text = defaultDetachKeys
 	}
 	var keys []byte
-	for _, name := range strings.Split(text, ",") {
+	for name := range strings.SplitSeq(text, ",") {
 		control, ok := strings.CutPrefix(strings.ToLower(name), "ctrl-")
 		switch {
 		case ok && len(control) == 1 && (control[0] >= 'a' && control[0] <= 'z'):

@@ -98,7 +98,7 @@ func signalNumber(text string) (int, error) {
 func (s *Server) followLogs(w http.ResponseWriter, r *http.Request) error {
 	err := s.Host.FollowLogs(r.Context(), r.PathValue("id"), &flushed{w: w})
 	if r.Context().Err() != nil {
-		return nil // that is how a client ends it
+		return nil //nolint:nilerr // That is how a client ends it.
 	}
 	return err
 }
