@@ -397,6 +397,9 @@ func TestDigest(t *testing.T) {
 	if warm := digest(testRecipe+"warmup: {command: ls}\nmachine: {memory: 1GiB}\n", testFiles(), packages()); warm != base {
 		t.Error("memory and warm-up change the image")
 	}
+	if run := digest(strings.Replace(testRecipe, "echo hi", "echo ho", 1), testFiles(), packages()); run != base {
+		t.Error("commands, which are steps on top of it, change the image")
+	}
 	changed := testFiles()
 	changed["app/data/x"] = &fstest.MapFile{Data: []byte("y"), Mode: 0o640}
 	upgraded := packages()
@@ -404,7 +407,6 @@ func TestDigest(t *testing.T) {
 	for name, other := range map[string]string{
 		"file":    digest(testRecipe, changed, packages()),
 		"package": digest(testRecipe, testFiles(), upgraded),
-		"run":     digest(strings.Replace(testRecipe, "echo hi", "echo ho", 1), testFiles(), packages()),
 		"env":     digest(strings.Replace(testRecipe, "KEY: value", "KEY: other", 1), testFiles(), packages()),
 		"user":    digest(strings.Replace(testRecipe, "user: agent", "user: other", 1), testFiles(), packages()),
 		"mode":    digest(strings.Replace(testRecipe, "0600", "0644", 1), testFiles(), packages()),
