@@ -360,7 +360,7 @@ func TestShell(t *testing.T) {
 			d.run("echo still-$mark", "still-here").typed("exit 9\n").exit(9)
 		}},
 		{"shell", "other detach keys", func(_ *testing.T, g *guest) {
-			c := g.console(nil, "shell", "--detach-keys", "ctrl-a,d", g.id)
+			c := g.console(nil, "shell", "-e", "HISTFILE=", "--detach-keys", "ctrl-a,d", g.id)
 			c.expect("leave it running: ctrl-a,d").expect("# ")
 			c.typed("\x10\x11").run("echo al''ive", "alive").typed("\x01").typed("d").exit(0).expect("detached")
 			call := g.console(nil, "signal", g.id, strconv.Itoa(int(pidOf(c))), "KILL")
