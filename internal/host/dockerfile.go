@@ -449,7 +449,7 @@ func withoutPlace(err error) error {
 // imageOf is the image of a base; kernel is set afterwards.
 func (d *dockerBuild) imageOf(ctx context.Context, sub *build) (store.Image, error) {
 	if sub.recipe.From.Kind == image.KindImage {
-		img, err := d.h.findImage(sub.recipe.From.Ref)
+		img, err := d.h.baseImage(sub.recipe.From.Ref)
 		if err != nil {
 			return img, err
 		}

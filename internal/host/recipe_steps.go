@@ -127,6 +127,22 @@ func (b *build) ownImage(ctx context.Context, m store.Snapshot) {
 	}
 }
 
+// baseImage finds an image to stand on: the newest of a name, or one by its id.
+func (h *Host) baseImage(ref string) (store.Image, error) {
+	h.mu.Lock()
+	var newest store.Image
+	for _, m := range h.images {
+		if m.Name == ref && m.CreatedAt.After(newest.CreatedAt) {
+			newest = m
+		}
+	}
+	h.mu.Unlock()
+	if newest.ID != "" {
+		return newest, nil
+	}
+	return h.findImage(ref)
+}
+
 // onTop makes the snapshot of a recipe whose base is here already: an image, or a warm machine.
 func (b *build) onTop(ctx context.Context) (store.Snapshot, error) {
 	r := b.recipe
@@ -151,7 +167,7 @@ func (b *build) onTop(ctx context.Context) (store.Snapshot, error) {
 
 func (b *build) onImage(ctx context.Context, files []image.StagedFile) (store.Snapshot, error) {
 	r := b.recipe
-	img, err := b.h.findImage(r.From.Ref)
+	img, err := b.h.baseImage(r.From.Ref)
 	if err != nil {
 		return store.Snapshot{}, err
 	}

@@ -465,3 +465,21 @@ func TestSizeOnTop(t *testing.T) {
 		}
 	}
 }
+
+func TestBaseImage(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	now := time.Now()
+	h.mu.Lock()
+	for i, id := range []string{"aaaa1", "bbbb2", "cccc3"} {
+		h.images[id] = store.Image{ID: id, Name: "twice", CreatedAt: now.Add(time.Duration(i%2) * time.Hour)}
+	}
+	h.mu.Unlock()
+	for ref, want := range map[string]string{"twice": "bbbb2", "aaaa": "aaaa1", "cccc3": "cccc3"} {
+		if m, err := h.baseImage(ref); err != nil || m.ID != want {
+			t.Errorf("%s is %q (%v), want %s", ref, m.ID, err, want)
+		}
+	}
+	if _, err := h.baseImage("none"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("got %v", err)
+	}
+}
