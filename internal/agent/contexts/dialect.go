@@ -15,6 +15,8 @@ type dialect interface {
 	facts(b []byte, sequence int, search bool) []byte
 	renew(b []byte, sequence int, seed []byte, env map[string]string, ahead bool) []byte
 	ack(b []byte) []byte
+	// again follows a renewal on a clock that was ahead, when it is right once more.
+	again(b []byte, sequence int) []byte
 	// parse takes a message of the driver apart. It is a copy.
 	parse(frame []byte) (message, error)
 	// What the replies to requests say.
@@ -52,6 +54,8 @@ func (marshalled) renew(b []byte, sequence int, seed []byte, env map[string]stri
 }
 
 func (marshalled) ack(b []byte) []byte { return appendMessage(b, "ack", 0, tuple{}) }
+
+func (marshalled) again(b []byte, _ int) []byte { return b }
 
 func (marshalled) parse(frame []byte) (message, error) {
 	n, reply, err := parseReply(frame)

@@ -520,19 +520,24 @@
   Object.defineProperty(Math, "random", { value: random, writable: true, configurable: true, enumerable: false });
 
   function renew(request) {
-    for (const [k, v] of Object.entries(request.env || {})) process.env[k] = v;
-    seed(Buffer.from(request.seed, "base64"));
-    const renewed = ["Math.random"];
-    const failed = [];
+    const renewed = [], failed = [];
+    const why = "its seed is the siblings' until it is an hour old; what node draws from it (crypto, TLS) may be the same";
+    if (!request.again) {
+      for (const [k, v] of Object.entries(request.env || {})) process.env[k] = v;
+      seed(Buffer.from(request.seed, "base64"));
+      renewed.push("Math.random");
+      if (!request.ahead) failed.push({ name: "openssl", why });
+    }
     try {
-      // The clock is hours ahead while this runs: OpenSSL takes its seed for too old, and asks the kernel for another.
-      // Then node's store of 128 identifiers: after as many calls all that is in it is new.
+      // On a clock that is hours ahead OpenSSL takes its seed for old, and the one that it takes then for one of the future
+      // when the clock is right again: that comes from the kernel.
       const crypto = require("crypto");
       crypto.randomBytes(1);
-      if (crypto.randomUUID) for (let k = 0; k < 128; k++) crypto.randomUUID();
-      if (request.ahead) renewed.push("openssl");
-      else failed.push({ name: "openssl", why: "its seed is the siblings' until it is an hour old; what node draws from it (crypto, TLS) may be the same" });
-      if (request.ahead) renewed.push("crypto.randomUUID");
+      if (request.again) {
+        // Node keeps 128 identifiers in store: after as many calls all in it is new.
+        if (crypto.randomUUID) for (let k = 0; k < 128; k++) crypto.randomUUID();
+        renewed.push("openssl", "crypto.randomUUID");
+      }
     } catch (error) {
       failed.push({ name: "crypto", why: String(error) });
     }

@@ -25,6 +25,7 @@ type request struct {
 	Search   bool              `json:"search,omitempty"`
 	Seed     string            `json:"seed,omitempty"`
 	Ahead    bool              `json:"ahead,omitempty"`
+	Again    bool              `json:"again,omitempty"`
 }
 
 // answer is a message of a driver.
@@ -82,6 +83,10 @@ func (spoken) renew(b []byte, sequence int, seed []byte, env map[string]string, 
 }
 
 func (spoken) ack(b []byte) []byte { return appendFrame(b, &request{Op: "ack"}) }
+
+func (spoken) again(b []byte, sequence int) []byte {
+	return appendFrame(b, &request{Op: "renew", ID: sequence, Again: true})
+}
 
 func (spoken) parse(frame []byte) (message, error) {
 	a := &answer{}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"forkd.dev/forkd/internal/agent/quick"
@@ -121,8 +122,9 @@ func (c *Context) tryTurn() bool {
 // thawed but did not confirm, by the deadline of ctx if it has one: then the clone must not be used. The environment is
 // set for later processes too.
 //
-// OpenSSL seeds its generator again when its seed is old, and node gives no other way to make it. So the interpreters that
-// want it are renewed first, on a clock that is hours ahead while nothing else runs.
+// OpenSSL seeds its generator again when its seed is old, or of the future, and node gives no other way to make it. So the
+// interpreters that want it are renewed first, on a clock that is hours ahead while nothing else runs, and asked again when it
+// is right: what they draw ahead is still the same in all copies, what they draw then is not.
 //
 // It runs where every instruction is emulated for the first time: keep it short.
 func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(contextID string) error) ([]string, []wire.NotRenewed, error) {
@@ -150,14 +152,16 @@ func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(co
 	}
 	deadline, _ := ctx.Deadline()
 	var renewed []string
-	confirm := func(c *Context) error {
+	confirm := func(c *Context, last bool) error {
 		done, failed, err := c.confirm(deadline)
 		if err != nil {
 			return fmt.Errorf("renew context %s: no confirmation: %w", c.id, err)
 		}
 		renewed = append(renewed, done...)
 		not = append(not, failed...)
-		not = append(not, c.unreachable()...)
+		if last {
+			not = append(not, c.unreachable()...)
+		}
 		return nil
 	}
 	rest, first, err := m.renewAhead(asked, thaw, confirm)
@@ -173,7 +177,7 @@ func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(co
 		}
 	}
 	for _, c := range rest {
-		if err := confirm(c); err != nil {
+		if err := confirm(c, true); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -184,14 +188,15 @@ func (m *Manager) Renew(ctx context.Context, env map[string]string, thaw func(co
 const ahead = 3 * time.Hour
 
 // renewAhead thaws and renews the interpreters that want the clock ahead, the first, and returns them and the others.
-func (m *Manager) renewAhead(asked []*Context, thaw func(string) error, confirm func(*Context) error) (rest, first []*Context, err error) {
+func (m *Manager) renewAhead(asked []*Context, thaw func(string) error, confirm func(c *Context, last bool) error) (rest, first []*Context, err error) {
 	if !slices.ContainsFunc(asked, func(c *Context) bool { return c.clock }) {
 		return asked, nil, nil
 	}
 	if err := m.cfg.StepClock(ahead); err != nil {
 		return nil, nil, err
 	}
-	defer func() { err = errors.Join(err, m.cfg.StepClock(-ahead)) }()
+	back := sync.OnceValue(func() error { return m.cfg.StepClock(-ahead) })
+	defer func() { err = errors.Join(err, back()) }()
 	for _, c := range asked {
 		if !c.clock {
 			rest = append(rest, c)
@@ -203,7 +208,18 @@ func (m *Manager) renewAhead(asked []*Context, thaw func(string) error, confirm 
 		}
 	}
 	for _, c := range first {
-		if err := confirm(c); err != nil {
+		if err := confirm(c, false); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := back(); err != nil {
+		return nil, nil, err
+	}
+	for _, c := range first {
+		if _, err := c.request(c.in.dialect.again); err != nil {
+			return nil, nil, fmt.Errorf("renew context %s: %w", c.id, err)
+		}
+		if err := confirm(c, true); err != nil {
 			return nil, nil, err
 		}
 	}
