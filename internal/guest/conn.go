@@ -34,7 +34,7 @@ const (
 	// maxReply is of a message in the host's own calls, maxMessages what the large messages of a connection's calls take
 	// together.
 	maxReply    = 1 << 20
-	maxMessages = 64 << 20
+	maxMessages = 128 << 20
 )
 
 // ErrProtocol says that the agent and this program cannot talk to each other.

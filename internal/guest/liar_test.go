@@ -556,7 +556,7 @@ func TestLiarCloses(t *testing.T) {
 
 // TestLiarMemory: a hundred callers of one guest that sends each of them all it can cost a bounded amount of memory.
 func TestLiarMemory(t *testing.T) {
-	const most = 200 << 20
+	const most = 256 << 20
 	full := part('m', bytes.Repeat([]byte{'x'}, wire.MaxPayload))
 	entries := list(`{"entries":[`, `{"name":"`+strings.Repeat("n", 10)+`"}`, 100<<10, "]}")
 	for name, answer := range map[string]func(raw io.ReadWriter, s *wire.Stream){

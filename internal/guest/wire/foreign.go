@@ -32,8 +32,17 @@ func plausible(b []byte, v any) error {
 	case *EvalResult, *EvalEvent:
 		most = maxContainers
 	}
-	containers, values, depth := 0, 0, 0
-	for i := 0; i < len(b); i++ {
+	if containers, values, depth := parts(b, most); containers > most || values > maxValues || depth > maxDepth {
+		return Errorf(CodeExhausted, "a message of %d bytes has too many parts: more than %d values, or %d lists and objects, or %d inside one another",
+			len(b), maxValues, most, maxDepth)
+	}
+	return nil
+}
+
+// parts counts what JSON is made of, and how deep, until it is too much.
+func parts(b []byte, most int) (containers, values, deepest int) {
+	depth := 0
+	for i := 0; i < len(b) && containers <= most && values <= maxValues && deepest <= maxDepth; i++ {
 		switch b[i] {
 		case '"':
 			for i++; i < len(b) && b[i] != '"'; i++ {
@@ -44,17 +53,14 @@ func plausible(b []byte, v any) error {
 		case '{', '[':
 			containers++
 			depth++
+			deepest = max(deepest, depth)
 		case '}', ']':
 			depth--
 		case ',':
 			values++
 		}
-		if containers > most || values > maxValues || depth > maxDepth {
-			return Errorf(CodeExhausted, "a message of %d bytes has too many parts: more than %d values, or %d lists and objects, or %d inside one another",
-				len(b), maxValues, most, maxDepth)
-		}
 	}
-	return nil
+	return containers, values, deepest
 }
 
 // Budget bounds what the large messages of several streams take together.
@@ -98,10 +104,26 @@ func (s *Stream) afford(n int) error {
 	if s.budget == nil || n <= MaxPayload {
 		return nil
 	}
+	return s.charge(2 * n) // its buffer doubles
+}
+
+// perPart is what an object or list becomes when it is decoded, with what a list wastes while it grows.
+const perPart = 512
+
+// affordDecoded makes sure that a message may be decoded, whatever into.
+func (s *Stream) affordDecoded(b []byte) error {
+	if s.budget == nil || len(b) <= plainMessage {
+		return nil
+	}
+	containers, _, _ := parts(b, maxContainers)
+	return s.charge(2*len(b) + perPart*containers)
+}
+
+// charge sees to it that the stream has so much of the budget.
+func (s *Stream) charge(total int) error {
 	s.heldMu.Lock()
 	defer s.heldMu.Unlock()
-	// Its buffer doubles.
-	if more := 2*n - s.held; more > 0 {
+	if more := total - s.held; more > 0 {
 		if s.released || !s.budget.take(more) {
 			return Errorf(CodeExhausted, "the messages of all calls that are open take too much together; try again")
 		}

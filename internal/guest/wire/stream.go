@@ -281,8 +281,10 @@ func (s *Stream) ReadAhead(gone func()) {
 // read reads one frame into *buf, joining parts.
 func (s *Stream) read(buf *[]byte) frame {
 	b := (*buf)[:0]
-	if s.budget != nil && cap(b) > 4*MaxPayload { // of a message that is read
-		b, *buf = nil, nil
+	if s.budget != nil { // what the message before took
+		if cap(b) > 4*MaxPayload {
+			b, *buf = nil, nil
+		}
 		s.release(false)
 	}
 	for {
@@ -316,6 +318,11 @@ func (s *Stream) read(buf *[]byte) frame {
 			return frame{err: io.EOF}
 		case KindError:
 			return frame{err: decodeError(b)}
+		case KindMessage:
+			if err := s.affordDecoded(b); err != nil {
+				return frame{err: err}
+			}
+			return frame{kind: whole, payload: b}
 		default:
 			return frame{kind: whole, payload: b}
 		}
