@@ -2,6 +2,7 @@ package process
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"forkd.dev/forkd/internal/guest/wire"
@@ -16,6 +17,9 @@ const (
 	ahead = 64 << 10
 	// joinBytes is up to what size small writes share a slice.
 	joinBytes = 8 << 10
+	// maxSpare is how many slices are kept for new chunks.
+	maxSpare  = 3
+	spareUnit = 16 << 10
 )
 
 // output is the newest part of what a process printed, stdout and stderr in one order, and whoever reads it. Positions
@@ -28,6 +32,7 @@ type output struct {
 	end     int64
 	sent    int64 // all before was sent to somebody who was attached
 	readers []*reader
+	spare   [][]byte         // of chunks that were forgotten, for new ones: much output would keep the collector busy
 	last    *wire.ProcessEnd // nothing follows
 }
 
@@ -35,6 +40,7 @@ type chunk struct {
 	kind wire.Kind
 	at   int64
 	data []byte // never changed, only appended to
+	all  []byte // with what was forgotten of it
 }
 
 // reader is a stream that gets the output.
@@ -133,7 +139,8 @@ func (o *output) add(kind wire.Kind, data []byte) {
 	if n := len(o.chunks); n > 0 && o.chunks[n-1].kind == kind && len(o.chunks[n-1].data)+len(data) <= joinBytes {
 		o.chunks[n-1].data = append(o.chunks[n-1].data, data...)
 	} else {
-		o.chunks = append(o.chunks, chunk{kind, o.end, append([]byte(nil), data...)})
+		whole := append(o.empty(len(data)), data...)
+		o.chunks = append(o.chunks, chunk{kind, o.end, whole, whole})
 	}
 	o.end += int64(len(data))
 	floor := min(o.end-shownBytes, o.slowest())
@@ -141,6 +148,20 @@ func (o *output) add(kind wire.Kind, data []byte) {
 		floor = min(o.end-shownBytes, max(o.sent, o.end-keptBytes))
 	}
 	o.forget(floor)
+}
+
+// empty is an empty slice for so many bytes.
+func (o *output) empty(n int) []byte {
+	for i, spare := range o.spare {
+		if cap(spare) >= n {
+			o.spare = slices.Delete(o.spare, i, i+1)
+			return spare
+		}
+	}
+	if n > joinBytes {
+		n = (n + spareUnit - 1) / spareUnit * spareUnit
+	}
+	return make([]byte, 0, n)
 }
 
 // forget drops what is before a position.
@@ -153,6 +174,9 @@ func (o *output) forget(floor int64) {
 			return
 		}
 		o.start = first.at + int64(len(first.data))
+		if len(o.spare) < maxSpare && cap(first.all) > joinBytes && o.attended() == len(o.readers) {
+			o.spare = append(o.spare, first.all[:0]) // only who observes may still be sending it
+		}
 		*first = chunk{} // the array behind the slice still refers to it
 		o.chunks = o.chunks[1:]
 	}
@@ -288,6 +312,7 @@ func (o *output) finish(last *wire.ProcessEnd) (unattended bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.last = last
+	o.spare = nil
 	for _, r := range o.readers {
 		r.idle = false
 		r.notify()

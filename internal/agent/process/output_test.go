@@ -82,7 +82,7 @@ func TestStuckReader(t *testing.T) {
 	f := newFixture(t, 0)
 	_, pid := f.start(t, shell("yes | head -c 20000000; exec sleep 100")) // not read
 	waitFor(t, func() bool { return f.info(t, pid).Output > ahead })
-	second := f.connectWith(t, wire.ConnectRequest{Process: wire.ProcessSelector{PID: pid}, Observe: true, NoWait: true})
+	second := f.connectWith(t, wire.ConnectRequest{Process: wire.ProcessSelector{PID: pid}, Replay: true, Observe: true, NoWait: true})
 	if r := follow(t, second); r.stdout.Len() == 0 || r.end != nil {
 		t.Errorf("the second got %d bytes, end %v", r.stdout.Len(), r.end)
 	}
