@@ -72,6 +72,12 @@ func TestRefusals(t *testing.T) {
 		{"DELETE /v1/snapshots/t", "", 404, api.CodeNotFound, "t"},
 		{"DELETE /v1/snapshots/t?cascade=true", "", 404, api.CodeNotFound, "t"},
 		{"DELETE /v1/snapshots/t?cascade=true&force=true", "", 400, api.CodeInvalid, "one of them"},
+		{"GET /v1/sandboxes/sbaa/processes", "", 404, api.CodeNotFound, "sbaa"},
+		{"GET /v1/sandboxes/sbaa/processes?ended=maybe", "", 400, api.CodeInvalid, "true or false"},
+		{"POST /v1/sandboxes/sbaa/processes/web/signal", "", 404, api.CodeNotFound, "sbaa"},
+		{"POST /v1/sandboxes/sbaa/processes/web/signal", `{"signal":"NOPE"}`, 400, api.CodeInvalid, "NOPE"},
+		{"GET /v1/sandboxes/sbaa/logs?follow=true", "", 404, api.CodeNotFound, "sbaa"},
+		{"GET /v1/sandboxes/sbaa/logs?follow=maybe", "", 400, api.CodeInvalid, "true or false"},
 		{"DELETE /v1/snapshots/t?force=maybe", "", 400, api.CodeInvalid, "true or false"},
 	} {
 		t.Run(tt.request+tt.body, func(t *testing.T) {
