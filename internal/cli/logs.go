@@ -75,7 +75,7 @@ func (a *App) processLogs(ctx context.Context, c *client.Client, id, name string
 // unlessDone is err, but nothing if the user ended what can only be ended so.
 func unlessDone(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // That is the end that was wanted.
 	}
 	return err
 }
