@@ -73,6 +73,41 @@ func TestBranchMachineDies(t *testing.T) {
 	})
 }
 
+// TestBranchMachineSilent: QEMU does not answer in a branch, longer than anybody waits for it, and then goes on. Whoever
+// asked is told; the source is as it was.
+func TestBranchMachineSilent(t *testing.T) {
+	branching(t, shared(t), func(t *testing.T, f *forkd, mode string) {
+		if mode != live && !testenv.Soak() {
+			t.Skip("takes half a minute; only with FORKD_SOAK=1")
+		}
+		source := f.one()
+		f.fire(source, 48)
+		pid := f.sandbox(source).PID
+		tag := "silent-" + mode
+		c := f.start("branch", source, "-t", tag, "--mode", mode)
+		moment := rand.N(200 * time.Millisecond)
+		pass(t, moment)
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		r := c.wait(t, 2*time.Minute)
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		f.ask(source, "check", 0)
+		await(t, time.Minute, "the source to be free", func() bool { return f.try("resume", source).code == 0 })
+		status := f.settled(tag)
+		t.Logf("QEMU silent after %s: code %d, %q, then %s", moment, r.code, firstLine(r.stderr), status)
+		if r.code == 0 != (status == "ready") || r.code != 0 && !strings.Contains(r.stderr, source) {
+			t.Errorf("QEMU silent after %s: %+v, but the snapshot is %q", moment, r, status)
+		}
+		f.checked(tag, status)
+		again := f.branch(source, "--mode", mode)
+		f.ask(f.forkOf(again.Tag, 1)[0].ID, "check", 0)
+		f.clean()
+	})
+}
+
 // checked has a child of a branch that became ready check itself, and removes whatever came of the branch.
 func (f *forkd) checked(tag, status string) {
 	f.t.Helper()
