@@ -373,9 +373,34 @@ func (m *machine) settle(ctx context.Context, stream *os.File) error {
 		if isClosed(m.process.Done()) || errors.Is(err, qmp.ErrClosed) {
 			return nil // Why it ended is said elsewhere.
 		}
+		go m.settleLater(context.WithoutCancel(ctx))
 		return fmt.Errorf("end QEMU's snapshot: %w", err)
 	}
 	return nil
+}
+
+// settleLater goes on with it, however long it takes, for a QEMU that did not answer in time: what it was told it carries
+// out when nobody waits any more, and its guest would hang at the first write to what is protected then. Until that is
+// over nothing else is done with the machine.
+func (m *machine) settleLater(ctx context.Context) {
+	if m.acquire(ctx) != nil {
+		return
+	}
+	defer m.release()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		select {
+		case <-m.done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	_ = m.settled(ctx) // Ends with success or with the machine.
+	cancel()
+	<-over
 }
 
 func (m *machine) settled(ctx context.Context) error {
