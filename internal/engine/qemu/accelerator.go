@@ -10,12 +10,14 @@ import (
 
 // cpuTCG is the x86-64-v2 level and what costs nothing to emulate beyond it, exactly as QEMU 7.2's TCG has it. With
 // enforce QEMU refuses to start rather than leave a feature out. Left out on purpose: AVX (slow and young in 7.2's
-// emulation), ERMS (byte-wise string moves are the slowest to emulate) and SMEP/SMAP.
-const cpuTCG = "qemu64,-svm,+cx16,+lahf-lm,+popcnt,+ssse3,+sse4.1,+sse4.2,+aes,+pclmulqdq,+rdrand,+fsgsbase,+movbe," +
+// emulation), ERMS (byte-wise string moves are the slowest to emulate) and SMEP/SMAP. Family and model are those of QEMU's
+// Opteron_G3, the newest without AVX: libraries that choose code by them (OpenBLAS, and with it numpy's and scipy's wheels)
+// take qemu64 for a processor with 3DNow, and die of an illegal instruction.
+const cpuTCG = "qemu64,family=16,model=2,-svm,+cx16,+lahf-lm,+popcnt,+ssse3,+sse4.1,+sse4.2,+aes,+pclmulqdq,+rdrand,+fsgsbase,+movbe," +
 	"+abm,+bmi1,+bmi2,+arat,enforce"
 
 // cpuKVM is x86-64-v3, so that a snapshot moves between hosts of one vendor. The vendor is part of it: under KVM the
-// guest sees the host's.
+// guest sees the host's; family and model are added, see kvmCPU.
 const cpuKVM = "qemu64,-svm,+cx16,+lahf-lm,+popcnt,+ssse3,+sse4.1,+sse4.2,+aes,+pclmulqdq,+rdrand,+rdseed,+fsgsbase," +
 	"+movbe,+abm,+bmi1,+bmi2,+xsave,+xsaveopt,+avx,+avx2,+f16c,+fma,+smep,+smap,+arat,enforce"
 
@@ -60,6 +62,19 @@ func kvmCPU(p *platform) error {
 		p.cpu, p.cpuIdentity = "host", id
 		return nil
 	}
-	p.cpu = strings.Replace(cpuKVM, "qemu64,", "qemu64,vendor="+id+",", 1)
+	p.cpu = cpuOf(id)
 	return nil
+}
+
+// cpuOf has cpuKVM say that it is the vendor's first with x86-64-v3, by the numbers of QEMU's EPYC and Haswell; another
+// vendor keeps QEMU's.
+func cpuOf(vendor string) string {
+	as := "qemu64,vendor=" + vendor + ","
+	switch vendor {
+	case "AuthenticAMD":
+		as += "family=23,model=1,"
+	case "GenuineIntel":
+		as += "family=6,model=60,"
+	}
+	return strings.Replace(cpuKVM, "qemu64,", as, 1)
 }

@@ -30,7 +30,7 @@ func goldenSpec(m mode) *engine.Spec {
 func TestArguments(t *testing.T) {
 	platforms := map[string]platform{
 		"amd64-tcg": {arch: "amd64", accelerator: TCG, cpu: cpuTCG, clockHz: 2_600_000_000},
-		"amd64-kvm": {arch: "amd64", accelerator: KVM, cpu: strings.Replace(cpuKVM, "qemu64", "qemu64,vendor=AuthenticAMD", 1), clockHz: 2_600_000_000},
+		"amd64-kvm": {arch: "amd64", accelerator: KVM, cpu: cpuOf("AuthenticAMD"), clockHz: 2_600_000_000},
 		"arm64-tcg": {arch: "arm64", accelerator: TCG, cpu: cpuARM64TCG},
 		"arm64-kvm": {arch: "arm64", accelerator: KVM, cpu: "host", cpuIdentity: "0x00000000413fd0c1"},
 	}
