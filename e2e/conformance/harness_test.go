@@ -111,7 +111,7 @@ func prepare(t *testing.T) error {
 	bin := testenv.Binary(t)
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(10*time.Minute))
 	defer cancel()
-	if seed := os.Getenv("FORKD_TEST_SEED"); seed != "" {
+	if seed := testenv.Seed(); seed != "" {
 		if err := copySeed(seed); err != nil {
 			return err
 		}

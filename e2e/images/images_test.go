@@ -112,9 +112,8 @@ func prepare(t *testing.T) {
 	if err := errors.Join(os.Symlink(testenv.Binary(t), link), os.Mkdir(os.Getenv("DOCKER_CONFIG"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
-	seed := filepath.Join(os.Getenv("FORKD_TEST_SEED"), "cache")
-	if _, err := os.Stat(seed); os.Getenv("FORKD_TEST_SEED") != "" && err == nil {
-		if err := os.CopyFS(filepath.Join(home(), "cache"), os.DirFS(seed)); err != nil {
+	if seed := testenv.Seed(); seed != "" {
+		if err := os.CopyFS(filepath.Join(home(), "cache"), os.DirFS(filepath.Join(seed, "cache"))); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -90,6 +90,7 @@ func built(t *testing.T, recipe string) *forkd {
 		t.Skip("built and used by the run without privileges")
 	}
 	f := &forkd{t: t, bin: testenv.Binary(t)}
+	f.seed()
 	start := time.Now()
 	f.within(20*time.Minute, "build", filepath.Join(testenv.Root(t), "recipes", recipe), "-t", recipe, "--replace")
 	var s api.Snapshot
@@ -97,6 +98,18 @@ func built(t *testing.T, recipe string) *forkd {
 	t.Logf("built in %.0f s: %d MiB of memory, %d MiB of disk", time.Since(start).Seconds(), (s.MemoryOwnBytes+s.MemorySharedBytes)>>20,
 		(s.DiskOwnBytes+s.DiskSharedBytes)>>20)
 	return f
+}
+
+// seed takes what an earlier package has downloaded.
+func (f *forkd) seed() {
+	f.t.Helper()
+	cache := filepath.Join(suite.home, "cache")
+	if _, err := os.Stat(cache); err == nil || testenv.Seed() == "" {
+		return
+	}
+	if err := os.CopyFS(cache, os.DirFS(filepath.Join(testenv.Seed(), "cache"))); err != nil {
+		f.t.Fatal(err)
+	}
 }
 
 func (f *forkd) start(ctx context.Context, args ...string) result {

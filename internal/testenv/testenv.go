@@ -105,6 +105,18 @@ func Missing(t testing.TB, thing, reason string) {
 // Soak reports whether the long counts were asked for.
 func Soak() bool { return on(EnvSoak) }
 
+// Seed is a home of forkd that an earlier run, or an earlier package of this one, has left for others: with the default
+// parent and what was downloaded for it. Empty: there is none.
+func Seed() string {
+	for _, name := range []string{"FORKD_TEST_SEED", "FORKD_TEST_KEEP"} {
+		dir := os.Getenv(name)
+		if _, err := os.Stat(filepath.Join(dir, "snapshots")); dir != "" && err == nil {
+			return dir
+		}
+	}
+	return ""
+}
+
 // NoKVM reports whether tests must use software emulation.
 func NoKVM() bool { return on(EnvNoKVM) }
 
