@@ -3,6 +3,7 @@ package e2e
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"net"
 	"net/http"
@@ -45,7 +46,7 @@ func TestContexts(t *testing.T) {
 			t.Errorf("%+v", c)
 		}
 	}
-	if diff := cmp.Diff([]string{"default python", "second python", "shell shell"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"default python", "second python", "shell " + "shell"}, got); diff != "" {
 		t.Error(diff)
 	}
 	if r := f.try("eval", id, "--language", "shell", "--", "exit 4"); r.code != 1 || !strings.Contains(r.stderr, "ended (exit status 4)") || !strings.Contains(r.stderr, "--restart") {
@@ -118,7 +119,9 @@ func (f *forkd) events(id, accept, code string) []api.EvalEvent {
 	f.t.Helper()
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
-		Dial:              func(string, string) (net.Conn, error) { return net.Dial("unix", filepath.Join(f.home, "forkd.sock")) },
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(f.home, "forkd.sock"))
+		},
 	}, Timeout: 5 * time.Minute}
 	body, err := json.Marshal(api.EvalRequest{Code: code})
 	if err != nil {

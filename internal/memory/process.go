@@ -324,10 +324,10 @@ type job struct {
 }
 
 // jobs cuts a transfer of these pages, end to end in local memory, into parts that cores can share.
-func (p *Process) jobs(list []layer.Extent, at int64) []job {
+func (p *Process) jobs(list []layer.Extent) []job {
 	const most = 2 << 20
 	jobs := make([]job, 0, extentBytes(list)/most+int64(len(list)/maxIovecs)+1)
-	j := job{at: at}
+	j := job{}
 	flush := func() {
 		if j.length > 0 {
 			jobs = append(jobs, j)
@@ -368,7 +368,7 @@ func (p *Process) copy(ctx context.Context, own []layer.Extent, into *Buffer) (*
 	if err := into.grow(total); err != nil {
 		return nil, err
 	}
-	jobs := p.jobs(own, 0)
+	jobs := p.jobs(own)
 	err := each(ctx, len(jobs), func(i int) error {
 		j := jobs[i]
 		return p.transfer(false, into.mapped[j.at:j.at+j.length], j.remote)
@@ -403,7 +403,7 @@ func (p *Process) Read(ctx context.Context, pages []int64, into []byte) error {
 		err = fmt.Errorf("a buffer of %d bytes for %d", len(into), n)
 	}
 	if err == nil {
-		jobs := p.jobs(list, 0)
+		jobs := p.jobs(list)
 		err = each(ctx, len(jobs), func(i int) error {
 			j := jobs[i]
 			return p.transfer(false, into[j.at:j.at+j.length], j.remote)
@@ -444,14 +444,14 @@ func (p *Process) write(ctx context.Context, pages *Pages) error {
 			full = append(full, e)
 		}
 	}
-	jobs := p.jobs(full, 0)
+	jobs := p.jobs(full)
 	if err := each(ctx, len(jobs), func(i int) error {
 		j := jobs[i]
 		return p.transfer(true, data[j.at:j.at+j.length], j.remote)
 	}); err != nil {
 		return err
 	}
-	jobs = p.jobs(zero, 0)
+	jobs = p.jobs(zero)
 	if len(jobs) == 0 {
 		return nil
 	}

@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/json"
 	"errors"
+	"strings"
 	"testing"
 	"unicode/utf8"
 )
@@ -20,10 +21,8 @@ func FuzzNames(f *testing.F) {
 		} else if _, ok := errors.AsType[*Error](err); !ok {
 			t.Errorf("%q: %v", s, err)
 		}
-		for _, c := range []byte(s) {
-			if c == 0 {
-				return // no name
-			}
+		if strings.ContainsRune(s, 0) {
+			return // no name
 		}
 		text := EncodeName(s)
 		b, err := json.Marshal(text)
