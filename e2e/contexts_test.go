@@ -16,10 +16,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/testenv"
 )
 
 // TestContexts: several interpreters in a sandbox, each with a state of its own, and their lives.
 func TestContexts(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	if got := f.run("eval", id, "--language", "shell", "--", "cd /tmp; x=5; pwd"); got != "/tmp\n" {
@@ -81,6 +83,7 @@ func TestContexts(t *testing.T) {
 
 // TestResults: what code shows, on the command line and in a streamed reply, in order.
 func TestResults(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	code := "class R:\n    def __repr__(self): return 'r'\n    def _repr_png_(self): return b'\\x89PNG\\r\\n\\x1a\\n' + bytes(20)\n" +
@@ -159,6 +162,7 @@ func (f *forkd) events(id, accept, code string) []api.EvalEvent {
 
 // TestInstalledDriver: the driver of docs/contexts.md, in a guest that has nothing but Debian's base, and in a fork of it.
 func TestInstalledDriver(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	page, err := os.ReadFile("../docs/contexts.md")
 	if err != nil {

@@ -7,10 +7,12 @@ import (
 	"time"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/testenv"
 )
 
 // TestGuestIsAPlaceForPrograms: what programs take for granted of a machine is there, in a fork.
 func TestGuestIsAPlaceForPrograms(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	for command, want := range map[string]string{
@@ -57,6 +59,7 @@ print(socket.getfqdn())`)
 
 // TestOutOfMemory: who is killed for want of memory is said to have been, and the machine goes on.
 func TestOutOfMemory(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	const hog = "b = []\nwhile True: b.append(b'x' * (4 << 20))"
@@ -85,6 +88,7 @@ func TestOutOfMemory(t *testing.T) {
 
 // TestForkBomb: beside programs that start programs without end others can be started, and end them.
 func TestForkBomb(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	const group = "g=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup); "
@@ -114,6 +118,7 @@ func TestForkBomb(t *testing.T) {
 
 // TestFullGuestDisk: a write for which there is no room is an error that says so, and leaves nothing half.
 func TestFullGuestDisk(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	r := f.try("exec", id, "--", "sh", "-c", "fallocate -l 1T /full || dd if=/dev/zero of=/full bs=64M count=1 oflag=append conv=notrunc; fallocate -l $(($(stat -f -c '%f*%S' /) - 8388608)) /full")
@@ -132,6 +137,7 @@ func TestFullGuestDisk(t *testing.T) {
 
 // TestMetrics: what a sandbox uses follows what it does.
 func TestMetrics(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	idle := f.metrics(id)
@@ -167,6 +173,7 @@ func (f *forkd) metrics(id string) api.Metrics {
 
 // TestClockAfterPause: the wall clock is right again as soon as programs run.
 func TestClockAfterPause(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	f.run("pause", id)

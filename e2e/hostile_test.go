@@ -106,6 +106,7 @@ func steers(t *testing.T, what, text string) {
 // TestHostileGuest: real machines whose agent lies can be forked, asked, listed and ended; each costs a bounded time, and
 // the daemon neither falls nor grows.
 func TestHostileGuest(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := liars(t)
 	daemon := f.status().PID
 	before := residentMiB(t, daemon)

@@ -80,6 +80,7 @@ CMD ["/bin/cat", "/greeting"]
 
 // TestDockerfile: each step is kept, and a changed one goes on from the step before it.
 func TestDockerfile(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	testenv.Need(t, "net", "keyring") // the kernel's package index
 	dir := dockerContext(t, fiveSteps("RUN echo 1 > /last"), map[string]string{
@@ -193,6 +194,7 @@ func stepsAreHidden(t *testing.T, f *forkd) {
 
 // TestDockerfileFails: the line, the command, its output and exit code are told, and what was done before stays.
 func TestDockerfileFails(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	testenv.Need(t, "net", "keyring")
 	text := "FROM image:" + parentTag + "\nRUN head -c 8 /dev/urandom | od -An -tx1 > /random\n\n# comment\nRUN echo said; echo complained >&2; \\\n  exit 7\n"
@@ -225,6 +227,7 @@ func TestDockerfileFails(t *testing.T) {
 
 // TestDockerfileStages: a stage copies from another, and from a snapshot of somebody else.
 func TestDockerfileStages(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	testenv.Need(t, "net", "keyring")
 	dir := dockerContext(t, `FROM image:`+parentTag+` AS build
@@ -253,6 +256,7 @@ END
 
 // TestSnapshotOnSnapshot: a recipe goes on in a warm machine and adds only what it changes.
 func TestSnapshotOnSnapshot(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	recipe := "base: snapshot:" + parentTag + `
 env: {ADDED: "yes"}
@@ -310,6 +314,7 @@ warmup:
 
 // TestBuildGoesOnAfterDaemon: a daemon that is killed in the middle of a build costs the step it was at.
 func TestBuildGoesOnAfterDaemon(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := builder(t)
 	dir := dockerContext(t, "FROM image:"+parentTag+"\nRUN head -c 16 /dev/urandom | od -An -tx1 > /random\nRUN echo waiting; test -e /go || sleep 600\n", nil)
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(2*time.Minute))
@@ -382,6 +387,7 @@ func awaitSteps(ctx context.Context, t *testing.T, f *forkd, n int) {
 
 // TestBuildCancelled: who leaves takes the step with him, and its machine.
 func TestBuildCancelled(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := builder(t)
 	dir := dockerContext(t, "FROM image:"+parentTag+"\nRUN true\nRUN echo waiting; sleep 600\n", nil)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -408,6 +414,7 @@ func TestBuildCancelled(t *testing.T) {
 
 // TestDockerfileOnLayout: a base that is a directory on the user's machine, with nothing in it that could run.
 func TestDockerfileOnLayout(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	testenv.Need(t, "net", "keyring")
 	dir := dockerContext(t, "FROM oci-layout:layout\nCOPY --chown=7:8 added /etc/added/\nWORKDIR /made\nENV MORE=$FROM_BASE-too\n", map[string]string{
@@ -473,6 +480,7 @@ func writeLayout(t *testing.T, dir string, files map[string]string, config strin
 
 // TestRecipeRun: the commands of a recipe are steps as well, and its image does not depend on them.
 func TestRecipeRun(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	testenv.Need(t, "net", "keyring")
 	recipe := parentRecipe(t) + "run:\n  - echo $LANG $HOME > /one; sleep 1000 &\n  - echo 2 > /two\nwarmup: {command: [cat, /one]}\n"

@@ -39,6 +39,7 @@ warmup:
 
 // TestSystemd: an image's systemd runs in the snapshot and goes on in every child.
 func TestSystemd(t *testing.T) {
+	testenv.OncePerRun(t)
 	testenv.Need(t, "net", "keyring")
 	f := shared(t)
 	dir := t.TempDir()

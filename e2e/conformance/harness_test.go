@@ -96,6 +96,7 @@ type guest struct {
 func newGuest(t *testing.T) *guest {
 	t.Helper()
 	testenv.Need(t, "qemu", "agent", "mke2fs", "binary")
+	testenv.OncePerRun(t)
 	suite.once.Do(func() { suite.err = prepare(t) })
 	if suite.err != nil {
 		t.Fatalf("prepare the sandbox: %v", suite.err)

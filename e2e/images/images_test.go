@@ -243,6 +243,7 @@ func digest(tree map[string]string) string {
 
 // Nine families become machines, which run what the images say, and have their trees.
 func TestBooted(t *testing.T) {
+	testenv.OncePerRun(t)
 	prepare(t)
 	families := booted(openPackages(t, filepath.Join(home(), "cache")))
 	if n := len(families) + len(compared()); n < 25 {
@@ -291,6 +292,7 @@ func machines(name string) bool {
 
 // The other families' trees, as the agent of a machine unpacks them out of the same stream that an image is made of.
 func TestCompared(t *testing.T) {
+	testenv.OncePerRun(t)
 	prepare(t)
 	dir := filepath.Join(t.TempDir(), "layout")
 	l := newLayout(t, dir)

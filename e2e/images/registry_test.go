@@ -16,6 +16,8 @@ import (
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/registry"
+
+	"forkd.dev/forkd/internal/testenv"
 )
 
 // registryServer is a registry on the loopback that wants a password, and counts the blobs it gives.
@@ -88,6 +90,7 @@ func (s *registryServer) push(t *testing.T, dir, tag string, manifest descriptor
 // An image of a registry that wants a password, found through an index of several platforms, with a recipe on top; and
 // again, when nothing is downloaded.
 func TestRegistry(t *testing.T) {
+	testenv.OncePerRun(t)
 	prepare(t)
 	dir := t.TempDir()
 	l := newLayout(t, dir)
@@ -143,6 +146,7 @@ func TestRegistry(t *testing.T) {
 
 // What cannot be built says why, before any machine is started.
 func TestRefused(t *testing.T) {
+	testenv.OncePerRun(t)
 	prepare(t)
 	dir := t.TempDir()
 	l := newLayout(t, dir)

@@ -105,6 +105,15 @@ func Missing(t testing.TB, thing, reason string) {
 // Soak reports whether the long counts were asked for.
 func Soak() bool { return on(EnvSoak) }
 
+// OncePerRun skips a test in the second half of a run that has just done it without privileges, where they change nothing
+// of what it is about.
+func OncePerRun(t testing.TB) {
+	t.Helper()
+	if on("FORKD_TEST_AGAIN") {
+		t.Skip("done without privileges in this run, which says the same; make soak does it both ways")
+	}
+}
+
 // Seed is a home of forkd that an earlier run, or an earlier package of this one, has left for others: with the default
 // parent and what was downloaded for it. Empty: there is none.
 func Seed() string {
