@@ -82,10 +82,11 @@ func TestBranchMachineSilent(t *testing.T) {
 		}
 		source := f.one()
 		f.fire(source, 48)
+		f.branch(source, "--mode", mode) // the next is soon at its pause
 		pid := f.sandbox(source).PID
 		tag := "silent-" + mode
 		c := f.start("branch", source, "-t", tag, "--mode", mode)
-		moment := rand.N(200 * time.Millisecond)
+		moment := 20*time.Millisecond + rand.N(100*time.Millisecond)
 		pass(t, moment)
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
@@ -103,7 +104,9 @@ func TestBranchMachineSilent(t *testing.T) {
 		}
 		f.checked(tag, status)
 		again := f.branch(source, "--mode", mode)
-		f.ask(f.forkOf(again.Tag, 1)[0].ID, "check", 0)
+		child := f.forkOf(again.Tag, 1)[0].ID
+		f.ask(child, "check", 0)
+		f.run("kill", source, child)
 		f.clean()
 	})
 }

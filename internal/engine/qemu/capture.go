@@ -95,6 +95,8 @@ type diskSwitch struct {
 
 // addTop opens path as the disk's next top, beside the machine's disk: opening takes time and must not be in the pause.
 func (m *machine) addTop(ctx context.Context, path string) (*diskSwitch, error) {
+	ctx, cancel := answerContext(ctx)
+	defer cancel()
 	from, err := m.topNode(ctx)
 	if err != nil {
 		return nil, err
@@ -165,6 +167,11 @@ func (m *machine) topNode(ctx context.Context) (string, error) {
 func pauseContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(context.WithoutCancel(ctx), resumeLimit,
 		fmt.Errorf("QEMU does not answer for %s", resumeLimit))
+}
+
+// answerContext is for what QEMU is asked with the machine running, which takes it milliseconds.
+func answerContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, resumeLimit, fmt.Errorf("QEMU does not answer for %s", resumeLimit))
 }
 
 // run lets the CPUs run again, unless a user has paused the machine. It has time of its own: a QEMU that took all of the

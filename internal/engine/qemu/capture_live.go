@@ -127,6 +127,8 @@ func (m *machine) populate(ctx context.Context, ram *memory.Process) error {
 
 // give hands QEMU all it needs before the pause.
 func (l *liveCapture) give(ctx context.Context, stream *os.File, diskTop string) error {
+	ctx, cancel := answerContext(ctx)
+	defer cancel()
 	err := l.m.monitor.Batch(ctx, []qmp.Command{
 		{Name: "migrate-set-capabilities", Args: capability(backgroundSnapshot)},
 		{Name: "getfd", Args: map[string]string{"fdname": captureFD}, File: stream},

@@ -66,6 +66,8 @@ func widen(pipe *os.File) {
 
 // begin has QEMU begin its snapshot, and waits until the header is all that is left before its instant.
 func (l *liveCapture) begin(ctx context.Context) error {
+	ctx, cancel := answerContext(ctx)
+	defer cancel()
 	l.m.copying.Store(true)
 	err := l.m.monitor.Do(ctx, qmp.Command{Name: "migrate", Args: map[string]string{"uri": "fd:" + captureFD}}, nil)
 	if err != nil {
@@ -75,8 +77,8 @@ func (l *liveCapture) begin(ctx context.Context) error {
 	if err := unix.Fstat(int(l.stream.Fd()), &pipe); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, holdLimit)
-	defer cancel()
+	ctx, enough := context.WithTimeout(ctx, holdLimit)
+	defer enough()
 	tick := time.NewTicker(holdTick)
 	defer tick.Stop()
 	for !waitsToWrite(l.m.process.PID(), pipe.Ino) {
