@@ -17,6 +17,9 @@ import (
 func branching(t *testing.T, f *forkd, test func(t *testing.T, f *forkd, mode string)) {
 	for _, mode := range []string{live, diff} {
 		t.Run(mode, func(t *testing.T) {
+			if mode != live {
+				testenv.OncePerRun(t)
+			}
 			f := &forkd{t, f.bin, f.home, f.env}
 			needMode(t, f, mode)
 			test(t, f, mode)
@@ -77,8 +80,8 @@ func TestBranchMachineDies(t *testing.T) {
 // asked is told; the source is as it was.
 func TestBranchMachineSilent(t *testing.T) {
 	branching(t, shared(t), func(t *testing.T, f *forkd, mode string) {
-		if mode != live && !testenv.Soak() {
-			t.Skip("takes half a minute; only with FORKD_SOAK=1")
+		if !testenv.Soak() {
+			t.Skip("takes minutes; only with FORKD_SOAK=1")
 		}
 		source := f.one()
 		f.fire(source, 48)

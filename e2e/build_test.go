@@ -30,6 +30,7 @@ func TestBuildAgainIsACacheHit(t *testing.T) {
 
 // TestBuildFailures: what the user got wrong is named, with the guest's console where it explains, and nothing is left.
 func TestBuildFailures(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	testenv.Need(t, "net", "keyring")
 	parent := parentRecipe(t)

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"forkd.dev/forkd/internal/testenv"
 )
 
 const fireMiB = 112
@@ -15,6 +17,9 @@ func TestBranchIntegrity(t *testing.T) {
 	f := shared(t)
 	for _, mode := range modes() {
 		t.Run(mode, func(t *testing.T) {
+			if mode != live {
+				testenv.OncePerRun(t)
+			}
 			f := &forkd{t, f.bin, f.home, f.env}
 			needMode(t, f, mode)
 			underFire(t, f, mode, number(t, "FORKD_TEST_BRANCHES", 20, 1000))
