@@ -35,6 +35,7 @@ type liveCapture struct {
 	early   early         // fixed before the flood
 	jumped  []int64       // the drain's until drained
 	held    bool          // QEMU has begun, and waits for the flood
+	pipe    uint64        // inode of the stream, if it is held
 	flood   chan struct{} // closed when the drain may begin
 	stream  *os.File      // our end
 	armed   chan struct{} // closed when the first page has come
@@ -99,7 +100,7 @@ func (l *liveCapture) prepare(ctx context.Context, ram *memory.Process) (*os.Fil
 		widen(theirs)
 		return theirs, nil
 	}
-	if err := dam(ours, theirs); err != nil {
+	if l.pipe, err = dam(theirs); err != nil {
 		return nil, errors.Join(err, ours.Close(), theirs.Close(), l.scratch.Close())
 	}
 	l.early = newEarly(m.habits.known())

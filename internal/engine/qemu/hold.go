@@ -38,16 +38,22 @@ func canHold(version string) bool {
 	return err == nil && n < heldBefore
 }
 
-// dam makes a pipe full. The write that finds it so goes on when the flood is opened.
-func dam(ours, theirs *os.File) error {
-	n, err := unix.FcntlInt(ours.Fd(), unix.F_SETPIPE_SZ, os.Getpagesize())
+// dam makes a pipe full, by its end for writing, and says which pipe it is. The write that finds it so goes on when the
+// flood is opened.
+func dam(theirs *os.File) (inode uint64, err error) {
+	fd := int(theirs.Fd())
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, os.Getpagesize())
 	if err != nil {
-		return fmt.Errorf("make a pipe small: %w", err)
+		return 0, fmt.Errorf("make a pipe small: %w", err)
 	}
 	if _, err := theirs.Write(make([]byte, n)); err != nil {
-		return fmt.Errorf("fill a pipe: %w", err)
+		return 0, fmt.Errorf("fill a pipe: %w", err)
 	}
-	return nil
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, fmt.Errorf("look at a pipe: %w", err)
+	}
+	return st.Ino, nil
 }
 
 // undam takes what dam put into the pipe.
@@ -58,10 +64,17 @@ func undam(ours *os.File) error {
 
 // widen gives a pipe the room that QEMU may be ahead of the drain.
 func widen(pipe *os.File) {
-	if _, err := unix.FcntlInt(pipe.Fd(), unix.F_SETPIPE_SZ, pipeBytes); err != nil {
-		// Refused to a user of many pipes; then QEMU waits for the drain more often.
-		_, _ = unix.FcntlInt(pipe.Fd(), unix.F_SETPIPE_SZ, pipeBytesFewer)
+	// Not by Fd, which would make reads of our end block for good: nothing could end a drain then but QEMU.
+	raw, err := pipe.SyscallConn()
+	if err != nil {
+		return // it was closed
 	}
+	_ = raw.Control(func(fd uintptr) {
+		if _, err := unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeBytes); err != nil {
+			// Refused to a user of many pipes; then QEMU waits for the drain more often.
+			_, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeBytesFewer)
+		}
+	})
 }
 
 // begin has QEMU begin its snapshot, and waits until the header is all that is left before its instant.
@@ -73,15 +86,11 @@ func (l *liveCapture) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var pipe unix.Stat_t
-	if err := unix.Fstat(int(l.stream.Fd()), &pipe); err != nil {
-		return err
-	}
 	ctx, enough := context.WithTimeout(ctx, holdLimit)
 	defer enough()
 	tick := time.NewTicker(holdTick)
 	defer tick.Stop()
-	for !waitsToWrite(l.m.process.PID(), pipe.Ino) {
+	for !waitsToWrite(l.m.process.PID(), l.pipe) {
 		select {
 		case <-tick.C:
 		case <-l.m.done:
