@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -220,6 +221,26 @@ func TestHotImagesAreBoundedAndEvicted(t *testing.T) {
 	}
 	if _, err := os.Stat(h.cfg.Home.HotDisk(evicted.ID())); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("its disk is still there: %v", err)
+	}
+}
+
+// TestGivenUpUnpacking: who asked first for an image's disk may be gone before it is there; others wait for it.
+func TestGivenUpUnpacking(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	const image = "image-of-" + fakeTag
+	if _, err := h.hot.base(ctx, image); err != nil && !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	h.hot.mu.Lock()
+	b := h.hot.bases[image]
+	h.hot.mu.Unlock()
+	if b == nil || b.err != nil {
+		t.Fatalf("it was given up for all: %+v", b)
+	}
+	if _, err := h.Fork(t.Context(), ForkSpec{Tag: fakeTag, N: 1}); err != nil {
+		t.Error(err)
 	}
 }
 

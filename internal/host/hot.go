@@ -555,7 +555,8 @@ func (c *hotCache) base(ctx context.Context, image string) (string, error) {
 		b = &hotBase{ready: make(chan struct{})}
 		c.bases[image] = b
 		c.mu.Unlock()
-		b.err = c.h.unpackBase(ctx, image, path)
+		// As with memory images: a build that is given up must not fail the forks that wait for the same disk.
+		b.err = c.h.unpackBase(context.WithoutCancel(ctx), image, path)
 		close(b.ready)
 	} else {
 		c.mu.Unlock()
