@@ -134,13 +134,10 @@ func packContext(t *tar.Writer, dir string, ignore *dockerfile.Ignore) error {
 			return nil
 		}
 		if ignore.Match(name) {
-			if d.IsDir() && ignore.Skip(name) {
+			if d.IsDir() && !ignore.Exceptions() {
 				return fs.SkipDir
 			}
-			if !d.IsDir() {
-				return nil
-			}
-			return nil // its files may be exceptions; the directory itself comes with them
+			return nil // a directory's files may be exceptions; the directory itself comes with them
 		}
 		return packContextEntry(t, root, name)
 	})

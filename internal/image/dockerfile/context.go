@@ -2,7 +2,6 @@ package dockerfile
 
 import (
 	"archive/tar"
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -15,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"forkd.dev/forkd/internal/image/flatten"
 )
 
 const (
@@ -249,9 +250,7 @@ func (s *Selection) add(name string) error {
 		for _, child := range s.c.below(e.Name) {
 			s.trees = append(s.trees, item{name: child.Name[prefix:], entry: child})
 		}
-		if len(s.trees) == 0 || e.Type == tar.TypeDir {
-			s.trees = append(s.trees, item{}) // the destination, also for an empty directory
-		}
+		s.trees = append(s.trees, item{}) // the destination, also for an empty directory
 		return nil
 	}
 	if s.copy.Add {
@@ -396,7 +395,7 @@ func (p *packer) put(name string, it item) error {
 
 // packed says whether a file is an archive that ADD unpacks: by its content, as with Docker, not by its name.
 func (c *Context) packed(e *Entry) (bool, error) {
-	r, closer, err := decompress(c.open(e))
+	r, closer, err := flatten.Decompress(c.open(e))
 	if err != nil {
 		return false, nil // a file like others
 	}
@@ -407,7 +406,7 @@ func (c *Context) packed(e *Entry) (bool, error) {
 
 // unpack writes an archive's entries anew below dest.
 func (p *packer) unpack(dest string, e *Entry, chown bool) error {
-	r, closer, err := decompress(p.c.open(e))
+	r, closer, err := flatten.Decompress(p.c.open(e))
 	if err != nil {
 		return err
 	}
@@ -466,21 +465,6 @@ func xattrs(h *tar.Header) map[string]string {
 		}
 	}
 	return records
-}
-
-// magic of what ADD unpacks.
-func compression(head []byte) string {
-	switch {
-	case bytes.HasPrefix(head, []byte{0x1f, 0x8b, 8}):
-		return "gzip"
-	case bytes.HasPrefix(head, []byte("BZh")):
-		return "bzip2"
-	case bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")):
-		return "xz"
-	case bytes.HasPrefix(head, []byte{0x28, 0xb5, 0x2f, 0xfd}):
-		return "zstd"
-	}
-	return ""
 }
 
 // AddArchive adds all of an archive, whose names are below a directory of the context. Hard links become copies; what is

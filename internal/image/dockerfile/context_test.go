@@ -261,10 +261,10 @@ func TestIgnore(t *testing.T) {
 		}
 	}
 	all := ParseIgnore([]byte("*\n!app\n"))
-	if all.Match("app/x") || !all.Match("other/x") || all.Skip("other") {
+	if all.Match("app/x") || !all.Match("other/x") || !all.Exceptions() {
 		t.Error("an exception for a directory")
 	}
-	if ParseIgnore(nil).Match("x") || !ParseIgnore([]byte("x")).Skip("y") {
+	if ParseIgnore(nil).Match("x") || ParseIgnore([]byte("x")).Exceptions() {
 		t.Error("without rules")
 	}
 }

@@ -115,5 +115,5 @@ func (ig *Ignore) Match(name string) bool {
 	return out
 }
 
-// Skip says whether nothing below a directory that is left out can be an exception.
-func (ig *Ignore) Skip(string) bool { return !ig.exceptions }
+// Exceptions says whether something below a directory that is left out may be kept.
+func (ig *Ignore) Exceptions() bool { return ig.exceptions }

@@ -115,7 +115,7 @@ func platform() map[string]string {
 	}
 }
 
-// proxies need no ARG, and do not count for whether a step is the same.
+// isProxy: proxies need no ARG, and do not count for whether a step is the same.
 func isProxy(name string) bool {
 	switch strings.ToUpper(name) {
 	case "HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "NO_PROXY", "ALL_PROXY":
@@ -128,14 +128,7 @@ func isProxy(name string) bool {
 func (f *File) Target(opts Options) (*Build, error) {
 	b := &Build{file: f, opts: opts, global: map[string]string{}, memo: map[int]*Build{}, used: map[string]bool{}}
 	for _, in := range f.Args {
-		get := func(name string) (string, bool) {
-			if v, ok := b.global[name]; ok {
-				return v, true
-			}
-			v, ok := platform()[name]
-			return v, ok
-		}
-		if err := b.declare(in, get, func(name, value string, has bool) {
+		if err := b.declare(in, b.argument, func(name, value string, has bool) {
 			if has {
 				b.global[name] = value
 			}
@@ -159,6 +152,15 @@ func (f *File) Target(opts Options) (*Build, error) {
 		}
 	}
 	return b.at(target), nil
+}
+
+// argument is one of those that FROM lines see: given before the first of them, or there without being given.
+func (b *Build) argument(name string) (string, bool) {
+	if v, ok := b.global[name]; ok {
+		return v, true
+	}
+	v, ok := platform()[name]
+	return v, ok
 }
 
 func (b *Build) at(stage int) *Build {
@@ -191,15 +193,8 @@ func (b *Build) fault(line int, format string, args ...any) error {
 // Base is what the stage stands on.
 func (b *Build) Base() (Base, error) {
 	from := b.file.Stages[b.stage].From
-	get := func(name string) (string, bool) {
-		if v, ok := b.global[name]; ok {
-			return v, true
-		}
-		v, ok := platform()[name]
-		return v, ok
-	}
 	if p := from.flag("platform"); p != "" {
-		p, err := expand(p, b.file.escape, get)
+		p, err := expand(p, b.file.escape, b.argument)
 		if err != nil {
 			return Base{}, b.fault(from.Line, "FROM --platform: %s", err)
 		}
@@ -207,7 +202,7 @@ func (b *Build) Base() (Base, error) {
 			return Base{}, b.fault(from.Line, "FROM --platform=%s: machines of this host are %s", shorten(p), want)
 		}
 	}
-	ref, err := expand(strings.Fields(from.Rest)[0], b.file.escape, get)
+	ref, err := expand(strings.Fields(from.Rest)[0], b.file.escape, b.argument)
 	if err != nil {
 		return Base{}, b.fault(from.Line, "FROM: %s", err)
 	}
@@ -327,15 +322,9 @@ func (s *state) instruction(in Instruction) (*Op, error) {
 	case "COPY", "ADD":
 		return s.copy(in)
 	case "ENV":
-		return nil, s.pairs(in, true, func(k, v string) error {
-			s.config.Env[k], s.env = v, nil
-			return nil
-		})
+		return nil, s.pairs(in, func(k, v string) { s.config.Env[k], s.env = v, nil })
 	case "LABEL":
-		return nil, s.pairs(in, true, func(k, v string) error {
-			s.config.Labels[k] = v
-			return nil
-		})
+		return nil, s.pairs(in, func(k, v string) { s.config.Labels[k] = v })
 	case "ARG":
 		return nil, s.declare(in, s.get, func(name, value string, has bool) {
 			if has {
@@ -385,8 +374,8 @@ var ownerPattern = regexp.MustCompile(`^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?)(:[
 
 var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.-]*$`)
 
-func (s *state) pairs(in Instruction, older bool, set func(k, v string) error) error {
-	list, err := pairs(in.Rest, s.file.escape, older)
+func (s *state) pairs(in Instruction, set func(k, v string)) error {
+	list, err := pairs(in.Rest, s.file.escape)
 	if err != nil {
 		return err
 	}
@@ -407,9 +396,7 @@ func (s *state) pairs(in Instruction, older bool, set func(k, v string) error) e
 		done = append(done, [2]string{k, v})
 	}
 	for _, p := range done {
-		if err := set(p[0], p[1]); err != nil {
-			return err
-		}
+		set(p[0], p[1])
 	}
 	return nil
 }
@@ -432,9 +419,7 @@ func (b *Build) declare(in Instruction, get func(string) (string, bool), set fun
 		if v, ok := b.opts.Args[name]; ok {
 			value, has = v, true
 		} else if !has {
-			if value, has = b.global[name]; !has {
-				value, has = platform()[name]
-			}
+			value, has = b.argument(name)
 		}
 		set(name, value, has)
 	}
@@ -540,7 +525,7 @@ func (s *state) copy(in Instruction) (*Op, error) {
 	}
 	for i, w := range words {
 		if in.JSON != nil {
-			words[i], err = expandJSON(w, s)
+			words[i], err = expandDocument(w, s.file.escape, s.get) // it has no quotes of its own
 		} else {
 			words[i], err = s.expand(w)
 		}
@@ -588,11 +573,6 @@ func (s *state) copy(in Instruction) (*Op, error) {
 		return nil, fmt.Errorf("the destination of several sources is a directory: write %s/", shorten(dest))
 	}
 	return &Op{Copy: c}, nil
-}
-
-// expandJSON substitutes in a word that has no quotes of its own.
-func expandJSON(w string, s *state) (string, error) {
-	return expandDocument(w, s.file.escape, s.get)
 }
 
 func (s *state) copyFlags(in Instruction, c *Copy) error {

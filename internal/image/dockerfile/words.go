@@ -43,14 +43,13 @@ func rawWords(s string, escape byte) []string {
 
 // pairs reads NAME=VALUE words, or the older form of a name and the rest of the line; quotes and variables stay as
 // they are.
-func pairs(s string, escape byte, older bool) ([][2]string, error) {
+func pairs(s string, escape byte) ([][2]string, error) {
 	words := rawWords(s, escape)
 	if len(words) == 0 {
 		return nil, errors.New("it needs a name and a value")
 	}
-	if older && !strings.Contains(words[0], "=") {
-		name, value, _ := strings.Cut(strings.TrimSpace(s), words[0])
-		_ = name
+	if !strings.Contains(words[0], "=") {
+		_, value, _ := strings.Cut(s, words[0])
 		if value = strings.TrimSpace(value); value == "" {
 			return nil, fmt.Errorf("%s has no value", shorten(words[0]))
 		}
