@@ -268,7 +268,7 @@ func isDockerContext(dir string) bool {
 func sizes(m *machineFlags) (*image.Recipe, error) {
 	r, err := image.ParseRecipe("--cpus, --memory, --disk", []byte("base: debian:bookworm\n"+m.recipe()))
 	if err != nil {
-		if e, ok := errors.AsType[*image.RecipeError](err); ok && len(e.Faults) > 0 {
+		if e, ok := errors.AsType[*image.FileError](err); ok && len(e.Faults) > 0 {
 			return nil, usage("%s", e.Faults[0].Message)
 		}
 		return nil, err

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"path"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -45,7 +44,7 @@ type dockerBuild struct {
 type stage struct {
 	tip    store.Snapshot // the machine
 	key    string
-	config dockerfile.Config
+	config image.Config
 }
 
 // dockerfile makes a snapshot of a Dockerfile: each of its stages is a chain of steps on the machine of what it stands on.
@@ -83,7 +82,10 @@ func (d *dockerBuild) target(ctx context.Context, t *dockerfile.Build, several b
 	if len(steps) > 0 {
 		key = steps[len(steps)-1].key
 	}
-	final := imageConfigOf(config)
+	final := config
+	if final.WorkDir == "" {
+		final.WorkDir = "/"
+	}
 	last := buildStep{
 		key: stepKey(key, "configuration", final), kept: true, settled: true,
 		do: func(ctx context.Context, m *builder) error { return m.configure(ctx, final) },
@@ -140,8 +142,8 @@ func (d *dockerBuild) stage(ctx context.Context, t *dockerfile.Build) (*stage, e
 }
 
 // plan makes what a stage stands on, and what its copies are from, and says what is to be done then.
-func (d *dockerBuild) plan(ctx context.Context, t *dockerfile.Build) (*stage, []buildStep, dockerfile.Config, error) {
-	none := dockerfile.Config{}
+func (d *dockerBuild) plan(ctx context.Context, t *dockerfile.Build) (*stage, []buildStep, image.Config, error) {
+	none := image.Config{}
 	base, err := t.Base()
 	if err != nil {
 		return nil, nil, none, fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -439,7 +441,7 @@ func machineText(m image.Machine) string {
 
 // withoutPlace drops the places of a recipe that nobody wrote.
 func withoutPlace(err error) error {
-	e, ok := errors.AsType[*image.RecipeError](err)
+	e, ok := errors.AsType[*image.FileError](err)
 	if !ok || len(e.Faults) == 0 {
 		return err
 	}
@@ -466,7 +468,7 @@ func (d *dockerBuild) imageOf(ctx context.Context, sub *build) (store.Image, err
 }
 
 // withoutOwn drops what processes of our own Debian get that no image of a registry says: who they run as decides it.
-func (d *dockerBuild) withoutOwn(c dockerfile.Config, img string) dockerfile.Config {
+func (d *dockerBuild) withoutOwn(c image.Config, img string) image.Config {
 	d.h.mu.Lock()
 	base := d.h.images[img].Base
 	d.h.mu.Unlock()
@@ -479,28 +481,9 @@ func (d *dockerBuild) withoutOwn(c dockerfile.Config, img string) dockerfile.Con
 }
 
 // configOf is the configuration that a record has, if it has one.
-func configOf(c *store.Config) dockerfile.Config {
+func configOf(c *store.Config) image.Config {
 	if c == nil {
-		return dockerfile.Config{}
+		return image.Config{}
 	}
-	return dockerConfig(image.Config(*c))
-}
-
-// imageConfigOf is a configuration as the agent, and a snapshot's record, have it.
-func imageConfigOf(c dockerfile.Config) image.Config {
-	out := image.Config{
-		Env: maps.Clone(c.Env), WorkDir: c.WorkDir, User: c.User, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Labels: maps.Clone(c.Labels),
-		Ports: slices.Sorted(slices.Values(c.Exposed)),
-	}
-	if out.WorkDir == "" {
-		out.WorkDir = "/"
-	}
-	return out
-}
-
-func dockerConfig(c image.Config) dockerfile.Config {
-	return dockerfile.Config{
-		Env: maps.Clone(c.Env), WorkDir: c.WorkDir, User: c.User, Entrypoint: c.Entrypoint, Cmd: c.Cmd, Labels: maps.Clone(c.Labels),
-		Exposed: slices.Clone(c.Ports),
-	}
+	return image.Config(*c)
 }

@@ -240,10 +240,7 @@ func (b *build) finishOn(ctx context.Context, root store.Snapshot, at string, fi
 			})
 		}})
 	}
-	config := image.Config{}
-	if root.Config != nil {
-		config = image.Config(*root.Config)
-	}
+	config := configOf(root.Config)
 	changed := len(r.Env) > 0 || r.User != "" || r.WorkDir != ""
 	if changed {
 		at = stepKey(at, "configuration", r.Env, r.User, r.WorkDir)

@@ -346,7 +346,7 @@ func TestDockerfileKeys(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ops, _, err := target.Eval(dockerfile.Config{Env: map[string]string{"PATH": "/bin"}})
+		ops, _, err := target.Eval(image.Config{Env: map[string]string{"PATH": "/bin"}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -62,7 +62,7 @@ func TestForeignBaseInRecipe(t *testing.T) {
 		t.Errorf("%+v %v", r, err)
 	}
 	_, err = ParseRecipe("r", []byte("packages: [python3]\nbase: oci:alpine\n"))
-	if faults, ok := errors.AsType[*RecipeError](err); !ok || len(faults.Faults) != 1 ||
+	if faults, ok := errors.AsType[*FileError](err); !ok || len(faults.Faults) != 1 ||
 		!strings.Contains(err.Error(), "r:1: packages are Debian's") {
 		t.Error(err)
 	}

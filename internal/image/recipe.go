@@ -1,7 +1,6 @@
 package image
 
 import (
-	"fmt"
 	"path"
 	"regexp"
 	"slices"
@@ -74,30 +73,6 @@ const (
 	maxReportedText = 60
 )
 
-// Fault is one thing wrong with a recipe.
-type Fault struct {
-	Line, Column int // 1-based; 0: the recipe as a whole
-	Message      string
-}
-
-// RecipeError lists everything wrong with a recipe, in the order of its lines.
-type RecipeError struct {
-	Name   string
-	Faults []Fault
-}
-
-func (e *RecipeError) Error() string {
-	lines := make([]string, 0, len(e.Faults))
-	for _, f := range e.Faults {
-		if f.Line == 0 {
-			lines = append(lines, fmt.Sprintf("%s: %s", e.Name, f.Message))
-			continue
-		}
-		lines = append(lines, fmt.Sprintf("%s:%d: %s", e.Name, f.Line, f.Message))
-	}
-	return strings.Join(lines, "\n")
-}
-
 var (
 	namePattern  = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*$`)
 	envPattern   = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
@@ -106,7 +81,7 @@ var (
 	sizePattern  = regexp.MustCompile(`^([0-9]{1,12})\s*(KiB|MiB|GiB|TiB)$`)
 )
 
-// ParseRecipe reads a recipe file. name is the file's name, for messages. The error is a *RecipeError with every
+// ParseRecipe reads a recipe file. name is the file's name, for messages. The error is a *FileError with every
 // fault, each with its line. It touches no file: sources are looked up by Resolve.
 func ParseRecipe(name string, text []byte) (*Recipe, error) {
 	d := &decoder{}
@@ -123,7 +98,7 @@ func ParseRecipe(name string, text []byte) (*Recipe, error) {
 			}
 			return a.Column - b.Column
 		})
-		return nil, &RecipeError{Name: name, Faults: d.faults}
+		return nil, &FileError{Name: name, Faults: d.faults}
 	}
 	if r.From.Kind != KindDebian {
 		return r, nil

@@ -129,7 +129,7 @@ r:5: timeout "5": write a time up to 24h with a unit, for example "90s"`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := ParseRecipe("r", []byte(c.text))
-			faults, ok := errors.AsType[*RecipeError](err)
+			faults, ok := errors.AsType[*FileError](err)
 			if !ok {
 				t.Fatalf("got %v", err)
 			}
@@ -154,7 +154,7 @@ func TestParseRecipeBounds(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ParseRecipe("r", []byte(text))
-			if faults, ok := errors.AsType[*RecipeError](err); !ok || len(faults.Faults) > maxFaults {
+			if faults, ok := errors.AsType[*FileError](err); !ok || len(faults.Faults) > maxFaults {
 				t.Errorf("got %T with %v", err, ok)
 			}
 		})
@@ -193,7 +193,7 @@ func FuzzParseRecipe(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		r, err := ParseRecipe("r", []byte(text))
 		if err != nil {
-			if faults, ok := errors.AsType[*RecipeError](err); !ok || len(faults.Faults) == 0 {
+			if faults, ok := errors.AsType[*FileError](err); !ok || len(faults.Faults) == 0 {
 				t.Errorf("an error without faults: %v", err)
 			}
 			return

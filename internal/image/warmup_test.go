@@ -101,7 +101,7 @@ r:10: key "method" is not known; known here: path, port, status, url`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := ParseRecipe("r", []byte("base: debian:bookworm\nwarmup:\n  "+c.text+"\n"))
-			faults, ok := errors.AsType[*RecipeError](err)
+			faults, ok := errors.AsType[*FileError](err)
 			if !ok {
 				t.Fatalf("got %v", err)
 			}

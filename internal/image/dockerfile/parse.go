@@ -1,8 +1,9 @@
 // Package dockerfile reads Dockerfiles and says what they ask for: it parses the text, substitutes variables, and turns each
 // stage into a list of operations and the configuration of what comes out. It matches paths against a build's context and
 // makes the tar streams that copies are. It runs nothing, reads no file by name and knows neither machines nor snapshots:
-// package host carries out the operations in a VM. Only package host and the edges, which pack and receive a context,
-// import it. The syntax is that of Docker's documentation; what cannot be had is refused with its line.
+// package host carries out the operations in a VM. Configurations, kinds of bases and faults are package image's. Only
+// package host and the edges, which pack and receive a context, import it. The syntax is that of Docker's documentation;
+// what cannot be had is refused with its line.
 package dockerfile
 
 import (
@@ -13,6 +14,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"forkd.dev/forkd/internal/image"
 )
 
 const (
@@ -21,30 +24,6 @@ const (
 	maxOps       = 2000
 	maxShownText = 120
 )
-
-// Fault is one thing wrong with a Dockerfile.
-type Fault struct {
-	Line    int // 1-based; 0: the file as a whole
-	Message string
-}
-
-// Error lists everything wrong with a Dockerfile, in the order of its lines.
-type Error struct {
-	Name   string
-	Faults []Fault
-}
-
-func (e *Error) Error() string {
-	lines := make([]string, 0, len(e.Faults))
-	for _, f := range e.Faults {
-		if f.Line == 0 {
-			lines = append(lines, fmt.Sprintf("%s: %s", e.Name, f.Message))
-			continue
-		}
-		lines = append(lines, fmt.Sprintf("%s:%d: %s", e.Name, f.Line, f.Message))
-	}
-	return strings.Join(lines, "\n")
-}
 
 // File is a parsed Dockerfile.
 type File struct {
@@ -121,17 +100,17 @@ type parser struct {
 	lines  []string
 	at     int
 	count  int
-	faults []Fault
+	faults []image.Fault
 }
 
 func (p *parser) fault(line int, format string, args ...any) {
 	const most = 50
 	if len(p.faults) < most {
-		p.faults = append(p.faults, Fault{line, fmt.Sprintf(format, args...)})
+		p.faults = append(p.faults, image.Fault{Line: line, Message: fmt.Sprintf(format, args...)})
 	}
 }
 
-// Parse reads a Dockerfile. name is the file's, for messages. The error is an *Error with every fault of the syntax.
+// Parse reads a Dockerfile. name is the file's, for messages. The error is an *image.FileError with every fault of the syntax.
 func Parse(name string, text []byte) (*File, error) {
 	p := &parser{file: &File{Name: name, escape: '\\'}}
 	switch {
@@ -150,7 +129,7 @@ func Parse(name string, text []byte) (*File, error) {
 		p.all()
 	}
 	if len(p.faults) > 0 {
-		return nil, &Error{Name: name, Faults: p.faults}
+		return nil, &image.FileError{Name: name, Faults: p.faults}
 	}
 	return p.file, nil
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"forkd.dev/forkd/internal/image"
 )
 
 func parsed(t *testing.T, text string) *File {
@@ -19,7 +21,7 @@ func parsed(t *testing.T, text string) *File {
 }
 
 // evaluated is the last stage on a base with that configuration.
-func evaluated(t *testing.T, text string, base Config, args map[string]string) ([]Op, Config) {
+func evaluated(t *testing.T, text string, base image.Config, args map[string]string) ([]Op, image.Config) {
 	t.Helper()
 	b, err := parsed(t, text).Target(Options{Args: args})
 	if err != nil {
@@ -69,7 +71,7 @@ func TestParse(t *testing.T) {
 
 func TestHeredocs(t *testing.T) {
 	ops, _ := evaluated(t, "FROM scratch\nARG X=v\nRUN <<EOF\necho $X\nEOF\nRUN cat <<-A >/a && cat <<'B' >/b\n\tone\n\tA\ntwo $X\nB\n"+
-		"RUN <<EOF\n#!/usr/bin/python3\nprint(1)\nEOF\nCOPY <<one <<\"two\" /d/\nis $X\none\nis $X\ntwo\nRUN echo \"a <<b\"\n", Config{}, nil)
+		"RUN <<EOF\n#!/usr/bin/python3\nprint(1)\nEOF\nCOPY <<one <<\"two\" /d/\nis $X\none\nis $X\ntwo\nRUN echo \"a <<b\"\n", image.Config{}, nil)
 	if got := ops[0].Run.Argv; !cmp.Equal(got, []string{"/bin/sh", "-c", "echo $X\n"}) {
 		t.Errorf("a document alone: %q", got)
 	}
@@ -112,7 +114,7 @@ func TestFaults(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := Parse("Dockerfile", []byte(tt.text))
-			e, ok := errors.AsType[*Error](err)
+			e, ok := errors.AsType[*image.FileError](err)
 			if !ok || !strings.Contains(e.Error(), tt.want) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
@@ -145,7 +147,7 @@ func TestEvaluationFaults(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			b, err := parsed(t, tt.text).Target(Options{Target: "0"})
 			if err == nil {
-				_, _, err = b.Eval(Config{})
+				_, _, err = b.Eval(image.Config{})
 			}
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Errorf("got %v, want %q", err, tt.want)
@@ -199,7 +201,7 @@ func TestExpand(t *testing.T) {
 func TestScopes(t *testing.T) {
 	text := "ARG V=1\nARG W=w-$V\nFROM debian:$V\nARG V\nARG L=$V-x\nARG TARGETARCH\nENV V2=$V W2=${W:-none} V=env\nENV OLD some $V text\n" +
 		"RUN x\nARG L=later\nRUN y\n"
-	base := Config{Env: map[string]string{"PATH": "/bin"}}
+	base := image.Config{Env: map[string]string{"PATH": "/bin"}}
 	ops, config := evaluated(t, text, base, nil)
 	want := map[string]string{"PATH": "/bin", "V2": "1", "W2": "none", "V": "env", "OLD": "some env text"}
 	if d := cmp.Diff(want, config.Env); d != "" {
@@ -215,7 +217,7 @@ func TestScopes(t *testing.T) {
 	if got := ops[1].Run.Env["L"]; got != "later" {
 		t.Errorf("the later default is %q", got)
 	}
-	ops, config = evaluated(t, text, Config{}, map[string]string{"V": "2", "L": "given", "NONE": "x", "http_proxy": "p"})
+	ops, config = evaluated(t, text, image.Config{}, map[string]string{"V": "2", "L": "given", "NONE": "x", "http_proxy": "p"})
 	if config.Env["V2"] != "2" || ops[1].Run.Env["L"] != "given" || ops[0].Run.Env["NONE"] != "" {
 		t.Errorf("given arguments: %v, %v", config.Env, ops[1].Run.Env)
 	}
@@ -227,7 +229,7 @@ func TestScopes(t *testing.T) {
 	if err != nil || from.Ref != "oci:debian:2" {
 		t.Errorf("FROM is %q (%v)", from.Ref, err)
 	}
-	if _, _, err := b.Eval(Config{}); err != nil {
+	if _, _, err := b.Eval(image.Config{}); err != nil {
 		t.Fatal(err)
 	}
 	if d := cmp.Diff([]string{"NONE"}, b.Unused()); d != "" {
@@ -236,9 +238,9 @@ func TestScopes(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	base := Config{
+	base := image.Config{
 		Env: map[string]string{"A": "a"}, WorkDir: "/base", User: "u", Entrypoint: []string{"e"}, Cmd: []string{"c"},
-		Labels: map[string]string{"l": "1"}, Exposed: []string{"80/tcp"},
+		Labels: map[string]string{"l": "1"}, Ports: []string{"80/tcp"},
 	}
 	ops, got := evaluated(t, `FROM a
 WORKDIR sub/
@@ -251,9 +253,9 @@ SHELL ["/bin/bash", "-c"]
 RUN a b
 ENTRYPOINT run $A
 `, base, nil)
-	want := Config{
+	want := image.Config{
 		Env: map[string]string{"A": "a"}, WorkDir: "/y/a", User: "1:2", Entrypoint: []string{"/bin/bash", "-c", "run $A"},
-		Labels: map[string]string{"l": "2", "m": "a b"}, Exposed: []string{"80/tcp", "53/udp", "90-92/tcp"},
+		Labels: map[string]string{"l": "2", "m": "a b"}, Ports: []string{"53/udp", "80/tcp", "90-92/tcp"},
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
@@ -321,7 +323,7 @@ func TestBases(t *testing.T) {
 }
 
 func TestEscapeDirective(t *testing.T) {
-	ops, _ := evaluated(t, "# escape=`\nFROM a\nRUN a `\n  b\\\nCOPY c\\d /e/\n", Config{}, nil)
+	ops, _ := evaluated(t, "# escape=`\nFROM a\nRUN a `\n  b\\\nCOPY c\\d /e/\n", image.Config{}, nil)
 	if got := ops[0].Run.Argv[2]; got != `a   b\` {
 		t.Errorf("got %q", got)
 	}
@@ -341,7 +343,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		file, err := Parse("Dockerfile", text)
 		if err != nil {
-			if e, ok := errors.AsType[*Error](err); !ok || len(e.Faults) == 0 {
+			if e, ok := errors.AsType[*image.FileError](err); !ok || len(e.Faults) == 0 {
 				t.Fatalf("an error without faults: %v", err)
 			}
 			return
@@ -352,7 +354,7 @@ func FuzzParse(f *testing.F) {
 		}
 		_, _ = b.Base()
 		c := NewContext(&memory{})
-		ops, _, err := b.Eval(Config{})
+		ops, _, err := b.Eval(image.Config{})
 		if err != nil {
 			return
 		}

@@ -10,30 +10,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"forkd.dev/forkd/internal/image"
 )
-
-// Config is what an image says about how its processes run.
-type Config struct {
-	Env        map[string]string
-	WorkDir    string // absolute, or ""
-	User       string // "user", "user:group", or numbers
-	Entrypoint []string
-	Cmd        []string
-	Labels     map[string]string
-	Exposed    []string // "80/tcp"
-}
-
-func (c Config) clone() Config {
-	c.Env, c.Labels = maps.Clone(c.Env), maps.Clone(c.Labels)
-	if c.Env == nil {
-		c.Env = map[string]string{}
-	}
-	if c.Labels == nil {
-		c.Labels = map[string]string{}
-	}
-	c.Exposed = slices.Clone(c.Exposed)
-	return c
-}
 
 // Base is what a stage stands on; exactly one is set.
 type Base struct {
@@ -148,7 +127,7 @@ func (f *File) Target(opts Options) (*Build, error) {
 					names = append(names, strconv.Itoa(i))
 				}
 			}
-			return nil, &Error{f.Name, []Fault{{0, fmt.Sprintf("no stage %q; there are %s", shorten(opts.Target), strings.Join(names, ", "))}}}
+			return nil, b.fault(0, "no stage %q; there are %s", shorten(opts.Target), strings.Join(names, ", "))
 		}
 	}
 	return b.at(target), nil
@@ -187,7 +166,7 @@ func (f *File) find(name string, n int) int {
 }
 
 func (b *Build) fault(line int, format string, args ...any) error {
-	return &Error{b.file.Name, []Fault{{line, fmt.Sprintf(format, args...)}}}
+	return &image.FileError{Name: b.file.Name, Faults: []image.Fault{{Line: line, Message: fmt.Sprintf(format, args...)}}}
 }
 
 // Base is what the stage stands on.
@@ -218,7 +197,9 @@ func (b *Build) Base() (Base, error) {
 }
 
 // schemes are the kinds of base a recipe knows; a FROM with another name means a registry's image.
-var schemes = []string{"oci", "oci-layout", "docker-archive", "tar", "image", "snapshot"}
+var schemes = []image.Kind{
+	image.KindOCI, image.KindLayout, image.KindDockerArchive, image.KindTar, image.KindImage, image.KindSnapshot,
+}
 
 // recipeBase is what FROM names, as a recipe's base. Debian's own names are our own Debian: the same packages as in the
 // image of that name, without a registry.
@@ -227,7 +208,7 @@ func recipeBase(ref string) string {
 	switch {
 	case ref == "scratch", ref == "debian:bookworm", ref == "debian:trixie":
 		return ref
-	case ok && slices.Contains(schemes, scheme) && rest != "":
+	case ok && slices.Contains(schemes, image.Kind(scheme)) && rest != "":
 		return ref
 	}
 	return "oci:" + ref
@@ -236,7 +217,7 @@ func recipeBase(ref string) string {
 // state is a stage in the middle of its evaluation.
 type state struct {
 	*Build
-	config Config
+	config image.Config
 	args   map[string]string // declared and with a value
 	shell  []string
 	cmdSet bool
@@ -266,21 +247,21 @@ func bounded(maps ...map[string]string) error {
 
 // Eval says what the stage does and what its configuration is afterwards, when it stands on something with that
 // configuration.
-func (b *Build) Eval(base Config) ([]Op, Config, error) {
-	s := &state{Build: b, config: base.clone(), args: map[string]string{}, shell: []string{"/bin/sh", "-c"}}
+func (b *Build) Eval(base image.Config) ([]Op, image.Config, error) {
+	s := &state{Build: b, config: cloned(base), args: map[string]string{}, shell: []string{"/bin/sh", "-c"}}
 	var ops []Op
-	var faults []Fault
+	var faults []image.Fault
 	for _, in := range b.file.Stages[b.stage].Instructions {
 		op, err := s.instruction(in)
 		if err == nil && slices.Contains([]string{"ENV", "ARG", "LABEL"}, in.Name) {
 			err = bounded(s.config.Env, s.args, s.config.Labels)
 		}
 		if err != nil {
-			if e, ok := err.(*Error); ok { //nolint:errorlint // our own, never wrapped
+			if e, ok := err.(*image.FileError); ok { //nolint:errorlint // our own, never wrapped
 				faults = append(faults, e.Faults...)
 				continue
 			}
-			faults = append(faults, Fault{in.Line, in.Name + ": " + err.Error()})
+			faults = append(faults, image.Fault{Line: in.Line, Message: in.Name + ": " + err.Error()})
 			continue
 		}
 		if op != nil {
@@ -289,9 +270,23 @@ func (b *Build) Eval(base Config) ([]Op, Config, error) {
 		}
 	}
 	if len(faults) > 0 {
-		return nil, Config{}, &Error{b.file.Name, faults}
+		return nil, image.Config{}, &image.FileError{Name: b.file.Name, Faults: faults}
 	}
+	slices.Sort(s.config.Ports)
 	return ops, s.config, nil
+}
+
+// cloned is a configuration whose parts may be changed.
+func cloned(c image.Config) image.Config {
+	c.Env, c.Labels = maps.Clone(c.Env), maps.Clone(c.Labels)
+	if c.Env == nil {
+		c.Env = map[string]string{}
+	}
+	if c.Labels == nil {
+		c.Labels = map[string]string{}
+	}
+	c.Ports = slices.Clone(c.Ports)
+	return c
 }
 
 // Unused are the build arguments that no ARG declared in what was evaluated, sorted.
@@ -466,8 +461,8 @@ func (s *state) expose(in Instruction) error {
 			if proto = strings.ToLower(proto); proto != "tcp" && proto != "udp" && proto != "sctp" {
 				return fmt.Errorf("%q: a port is of tcp, udp or sctp", shorten(port))
 			}
-			if e := number + "/" + proto; !slices.Contains(s.config.Exposed, e) {
-				s.config.Exposed = append(s.config.Exposed, e)
+			if e := number + "/" + proto; !slices.Contains(s.config.Ports, e) {
+				s.config.Ports = append(s.config.Ports, e)
 			}
 		}
 	}
