@@ -92,7 +92,7 @@ func mustGetwd(t *testing.T) string {
 	return wd
 }
 
-// lies fails the test if a text could steer a terminal.
+// steers fails the test if a text could steer a terminal.
 func steers(t *testing.T, what, text string) {
 	t.Helper()
 	for _, r := range text {

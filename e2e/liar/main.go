@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -219,8 +218,7 @@ func (l *liar) calls(answer func(raw io.ReadWriter, s *wire.Stream)) error {
 }
 
 func (l *liar) session(answer func(raw io.ReadWriter, s *wire.Stream)) {
-	var mu sync.Mutex
-	session := mux.NewServer(&locked{&mu, l.port}, 1024, func(st *mux.Stream) {
+	session := mux.NewServer(l.port, 1024, func(st *mux.Stream) {
 		st.OnGone(st.Abort)
 		go func() {
 			s := wire.NewStream(st)
@@ -238,15 +236,4 @@ func (l *liar) session(answer func(raw io.ReadWriter, s *wire.Stream)) {
 			return
 		}
 	}
-}
-
-type locked struct {
-	mu *sync.Mutex
-	w  io.Writer
-}
-
-func (l *locked) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.w.Write(p)
 }
