@@ -246,7 +246,8 @@ func goesOn(t *testing.T, f *forkd, tag string, n int) {
 		return
 	}
 	var out strings.Builder
-	end, err := call.Connect(t.Context(), child, wire.ProcessSelector{PID: list[0].PID}, nil, call.Output{Stdout: &out}, nil)
+	end, err := call.Attach(t.Context(), child, wire.ConnectRequest{Process: wire.ProcessSelector{PID: list[0].PID}},
+		call.Session{Output: call.Output{Stdout: &out}})
 	if err != nil || end.ExitCode != 7 {
 		t.Errorf("%s: the command ended with %+v, %v", tag, end, err)
 	}

@@ -270,13 +270,14 @@ func streamsInACopy(t *testing.T, awaken func(*source, *testing.T, string) *gues
 	}
 	appears(t, marker) // it ran on with nobody attached
 	var stdout, stderr strings.Builder
-	end, err := call.Connect(t.Context(), c, wire.ProcessSelector{Tag: "job"}, strings.NewReader("last\n"),
-		call.Output{Stdout: &stdout, Stderr: &stderr}, nil)
+	end, err := call.Attach(t.Context(), c, wire.ConnectRequest{Process: wire.ProcessSelector{Tag: "job"}},
+		call.Session{Stdin: strings.NewReader("last\n"), Output: call.Output{Stdout: &stdout, Stderr: &stderr}})
 	if err != nil || end.Code() != 3 || stdout.String() != "since\nlast\n" || stderr.String() != "late\n" {
 		t.Errorf("%+v, %v: %q, %q", end, err, stdout.String(), stderr.String())
 	}
 	// The end can be asked for a while longer.
-	if end, err := call.Connect(t.Context(), c, wire.ProcessSelector{PID: pid}, nil, call.Output{}, nil); err != nil || end.Code() != 3 {
+	again := wire.ConnectRequest{Process: wire.ProcessSelector{PID: pid}}
+	if end, err := call.Attach(t.Context(), c, again, call.Session{}); err != nil || end.Code() != 3 {
 		t.Errorf("%+v, %v", end, err)
 	}
 	if _, err := os.Stat(second); err == nil {

@@ -77,14 +77,10 @@ func Launch(ctx context.Context, o Opener, req wire.StartRequest) (wire.ProcessS
 	return start, err
 }
 
-// Connect attaches to a process that somebody else started, or that was running when the sandbox's snapshot was taken,
+// Attach takes part in a process that somebody else started, or that was running when the sandbox's snapshot was taken,
 // and returns how it ended. First comes what it printed while nobody was attached, as far as that was kept. Stdin is fed
 // to it if given, and its end then closes the process's; a terminal has no such end. When ctx ends the process goes on.
-func Connect(ctx context.Context, o Opener, which wire.ProcessSelector, stdin io.Reader, out Output, started Started) (*wire.ProcessEnd, error) {
-	return Attach(ctx, o, wire.ConnectRequest{Process: which}, Session{Stdin: stdin, Output: out, Started: started.told()})
-}
-
-// Attach is Connect with all that a session has. With NoWait it returns nil when the process goes on.
+// With NoWait it returns nil when the process goes on.
 func Attach(ctx context.Context, o Opener, req wire.ConnectRequest, x Session) (*wire.ProcessEnd, error) {
 	end, err := x.follow(ctx, o, wire.MethodProcessConnect, req)
 	if end == nil && err == nil && !req.NoWait {
