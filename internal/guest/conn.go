@@ -247,7 +247,7 @@ func (c *Conn) Open(ctx context.Context, method string, in any) (*wire.Stream, e
 	return s, nil
 }
 
-// callConn forgets the context when it is closed, and ends a Read that is still waiting.
+// callConn forgets the context when it is closed.
 type callConn struct {
 	net.Conn
 	stop func() bool
@@ -255,7 +255,6 @@ type callConn struct {
 
 func (c *callConn) Close() error {
 	c.stop()
-	_ = c.Conn.SetReadDeadline(time.Unix(1, 0))
 	return c.Conn.Close()
 }
 
