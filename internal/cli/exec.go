@@ -198,7 +198,9 @@ func passInterrupt(ctx context.Context, tell func(ctx context.Context, pid uint3
 
 // lost explains a call that broke off by what became of its sandbox, if that is the reason.
 func (a *App) lost(ctx context.Context, c *client.Client, id string, err error) error {
-	if !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, syscall.ECONNRESET) {
+	refusal, refused := errors.AsType[*wire.Error](err)
+	broke := refused && refusal.Code == wire.CodeUnavailable || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+	if !broke {
 		return err
 	}
 	s, getErr := c.Sandbox(context.WithoutCancel(ctx), id)

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"math"
@@ -175,7 +176,7 @@ func request(s *wire.Stream) (method string, body []byte, err error) {
 	return wire.SplitRequest(payload)
 }
 
-// pipe copies both ways until both are done. Half-closes travel as frames inside, so the end of one direction of the
+// pipe copies both ways until both are done, and tells the client why if the guest's side breaks off. Half-closes travel as frames inside, so the end of one direction of the
 // connection means that its sender is gone: then the other direction has nobody left.
 func pipe(ctx context.Context, up, below io.ReadWriter, closeUp, closeBelow func()) {
 	stop := context.AfterFunc(ctx, func() { closeUp(); closeBelow() })
@@ -186,10 +187,55 @@ func pipe(ctx context.Context, up, below io.ReadWriter, closeUp, closeBelow func
 		_, _ = io.Copy(below, up)
 		closeBelow()
 	}()
-	_, _ = io.Copy(up, below)
+	answer := &answering{w: up}
+	_, err := io.Copy(answer, below)
+	if answer.open() { // A client that is gone is not told, either.
+		_ = wire.NewStream(nopCloser{up}).SendError(wire.CodeUnavailable, brokenOff(err))
+	}
 	closeUp()
 	<-done
 }
+
+func brokenOff(err error) string {
+	if err == nil {
+		return "the sandbox's agent ended the call without an answer"
+	}
+	return "the call broke off: " + err.Error()
+}
+
+// answering passes a guest's frames on to a client, and knows whether the call has had its end.
+type answering struct {
+	w      io.Writer
+	header []byte // of the frame that begins
+	left   int    // of its payload
+	ended  bool   // by the last frame
+}
+
+// open reports whether an error can be said in the guest's place: no frame is cut off, and none was the last.
+func (a *answering) open() bool { return !a.ended && a.left == 0 && len(a.header) == 0 }
+
+func (a *answering) Write(p []byte) (int, error) {
+	for rest := p; len(rest) > 0; {
+		if a.left > 0 {
+			n := min(a.left, len(rest))
+			a.left -= n
+			rest = rest[n:]
+			continue
+		}
+		a.header = append(a.header, rest[0])
+		rest = rest[1:]
+		if len(a.header) == frameHeader {
+			kind := wire.Kind(a.header[0])
+			a.ended = kind == wire.KindEnd || kind == wire.KindError
+			a.left = int(binary.BigEndian.Uint32(a.header[1:]))
+			a.header = a.header[:0]
+		}
+	}
+	return a.w.Write(p)
+}
+
+// frameHeader is a frame's kind and length, as docs/guest-protocol.md has it.
+const frameHeader = 5
 
 func allowed(method string) bool {
 	switch method {
