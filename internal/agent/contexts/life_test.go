@@ -594,9 +594,17 @@ func TestEvaluationInACopy(t *testing.T) {
 	m := newManager(t)
 	ctx, hangUp := context.WithCancel(t.Context())
 	defer hangUp()
-	marker := filepath.Join(t.TempDir(), "m")
+	marker, pipe := filepath.Join(t.TempDir(), "m"), filepath.Join(t.TempDir(), "p")
+	if err := unix.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	done, err := os.OpenFile(pipe, os.O_RDWR, 0) // so that neither side waits for the other to open it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done.Close()
 	code := "import os, random\nrandom.seed(1)\nprint('on')\nwhile not os.path.exists('" + marker + "'): pass\n" +
-		"x = 2\nwhile True: print('y' * 10000)"
+		"x = 2\nos.write(os.open('" + pipe + "', os.O_WRONLY), b'.')\nwhile True: print('y' * 10000)"
 	b := startEval(ctx, m, &wire.EvalRequest{Code: code})
 	b.printed(t, "on\n")
 	if err := m.Quiesce(t.Context(), false); err != nil {
@@ -619,10 +627,17 @@ func TestEvaluationInACopy(t *testing.T) {
 		}
 		next <- r
 	}()
+	// Interrupted before, it would not leave what the next one looks for.
+	if err := done.SetReadDeadline(time.Now().Add(testenv.Timeout(20 * time.Second))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := done.Read(make([]byte, 1)); err != nil {
+		t.Fatalf("it does not go on in the copy: %v", err)
+	}
 	select {
 	case r := <-next:
 		t.Fatalf("it did not wait: %+v", r)
-	case <-time.After(20 * time.Millisecond):
+	default:
 	}
 	if err := m.Interrupt("default"); err != nil {
 		t.Fatal(err)
