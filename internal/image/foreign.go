@@ -275,21 +275,21 @@ func (p *Plan) complete(tree *flatten.Tree) error {
 	}
 	for _, f := range p.files {
 		if err := p.putFile(tree, accounts, f); err != nil {
-			return fmt.Errorf("recipe file for %s: %w", f.path, err)
+			return fmt.Errorf("recipe file for %s: %w", f.Path, err)
 		}
 	}
 	return nil
 }
 
 // putFile puts a file of the recipe at its place.
-func (p *Plan) putFile(tree *flatten.Tree, accounts *accounts, f stagedFile) error {
-	uid, gid, err := accounts.owner(f.owner)
+func (p *Plan) putFile(tree *flatten.Tree, accounts *accounts, f StagedFile) error {
+	uid, gid, err := accounts.owner(f.Owner)
 	if err != nil {
 		return err
 	}
-	file := flatten.File{Name: f.path, Mode: int64(f.mode), UID: uid, GID: gid, Dir: f.dir}
+	file := flatten.File{Name: f.Path, Mode: int64(f.Mode), UID: uid, GID: gid, Dir: f.Dir}
 	switch {
-	case f.dir:
+	case f.Dir:
 	case f.source == "":
 		file.Content = []byte(f.inline)
 	default:
@@ -299,7 +299,7 @@ func (p *Plan) putFile(tree *flatten.Tree, accounts *accounts, f stagedFile) err
 			if err != nil {
 				return nil, err
 			}
-			return &unchanged{ReadCloser: in, hash: sha256.New(), want: f.sha256}, nil
+			return &unchanged{ReadCloser: in, hash: sha256.New(), want: f.SHA256}, nil
 		}
 	}
 	return tree.Put(file)
@@ -324,7 +324,7 @@ func (u *unchanged) Read(b []byte) (int, error) {
 // Verify is called when everything was read.
 func (u *unchanged) Verify() error {
 	if hex.EncodeToString(u.hash.Sum(nil)) != u.want {
-		return errors.New("it changed while the image was being built; build again")
+		return errChanged
 	}
 	return nil
 }

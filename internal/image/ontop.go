@@ -9,30 +9,6 @@ import (
 	"strings"
 )
 
-// StagedFile is a file or directory of a recipe, as it goes into a machine that runs.
-type StagedFile struct {
-	Path   string // in the machine
-	Owner  string // "user", "user:group" or numbers
-	Mode   uint32
-	SHA256 string // of a file's content
-	Dir    bool
-
-	file stagedFile
-}
-
-// StageFiles finds a recipe's files in its directory and reads each once, to know its content.
-func StageFiles(files fs.FS, list []File) ([]StagedFile, error) {
-	staged, err := stage(files, list)
-	if err != nil {
-		return nil, err
-	}
-	out := make([]StagedFile, 0, len(staged))
-	for _, f := range staged {
-		out = append(out, StagedFile{Path: f.path, Owner: f.owner, Mode: f.mode, SHA256: f.sha256, Dir: f.dir, file: f})
-	}
-	return out, nil
-}
-
 // WriteStaged writes them as an archive, to be extracted over the root directory. owner gives the numbers of a file's owner.
 func WriteStaged(w io.Writer, files fs.FS, list []StagedFile, owner func(string) (uid, gid int, err error)) error {
 	t := tar.NewWriter(w)
@@ -47,7 +23,7 @@ func WriteStaged(w io.Writer, files fs.FS, list []StagedFile, owner func(string)
 		if f.Dir {
 			h.Typeflag, h.Name = tar.TypeDir, path.Clean(h.Name)+"/"
 		} else {
-			h.Size = f.file.size
+			h.Size = f.size
 		}
 		if err := t.WriteHeader(h); err != nil {
 			return err
@@ -62,28 +38,29 @@ func WriteStaged(w io.Writer, files fs.FS, list []StagedFile, owner func(string)
 	return t.Close()
 }
 
+// errChanged is about a file that no longer has the content that what is built is known by.
+var errChanged = errors.New("it changed during the build; build again")
+
+// copy writes a file's content, which must be what it was when the file was staged.
 func (f *StagedFile) copy(w io.Writer, files fs.FS) error {
-	if f.file.source == "" {
-		_, err := io.WriteString(w, f.file.inline)
+	if f.source == "" {
+		_, err := io.WriteString(w, f.inline)
 		return err
 	}
-	in, err := files.Open(f.file.source)
+	in, err := files.Open(f.source)
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	sum, n, err := copyHash(w, io.LimitReader(in, f.file.size))
+	sum, n, err := copyHash(w, io.LimitReader(in, f.size))
 	if err != nil {
 		return err
 	}
-	if n != f.file.size || sum != f.SHA256 {
-		return errors.New("it changed while the snapshot was being built; build again")
+	if n != f.size || sum != f.SHA256 {
+		return errChanged
 	}
 	return nil
 }
-
-// WarmupCode is the code that a warm-up evaluates, which may be in a file of the recipe's directory.
-func WarmupCode(files fs.FS, w *Warmup) (string, error) { return warmupCode(files, w) }
 
 // With is the configuration with a recipe's values on top. Of another user the home is another's.
 func (c Config) With(r *Recipe) Config {

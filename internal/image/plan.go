@@ -53,7 +53,7 @@ type Plan struct {
 	archive  *debian.Archive
 	packages []*debian.Package
 	system   int // the first so many packages are the base system
-	files    []stagedFile
+	files    []StagedFile
 	source   fs.FS
 }
 
@@ -81,10 +81,10 @@ func Resolve(ctx context.Context, r *Recipe, files fs.FS, cfg Host) (*Plan, erro
 	p := &Plan{Recipe: r, arch: cfg.Arch, source: files}
 	var err error
 	// What is local is checked before anything is downloaded.
-	if p.files, err = stage(files, r.Files); err != nil {
+	if p.files, err = StageFiles(files, r.Files); err != nil {
 		return nil, err
 	}
-	if p.WarmupCode, err = warmupCode(files, r.Warmup); err != nil {
+	if p.WarmupCode, err = WarmupCode(files, r.Warmup); err != nil {
 		return nil, err
 	}
 	switch {
@@ -177,7 +177,7 @@ func (p *Plan) digest() (string, error) {
 	}
 	var files []file
 	for _, f := range p.files {
-		files = append(files, file{f.path, f.owner, f.sha256, f.mode, f.dir})
+		files = append(files, file{f.Path, f.Owner, f.SHA256, f.Mode, f.Dir})
 	}
 	record := struct {
 		Builder, Base, Arch string
@@ -204,16 +204,17 @@ func (p *Plan) digest() (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// stagedFile is one file or directory of the recipe, read once to know its content.
-type stagedFile struct {
-	path   string // in the image
+// StagedFile is a file or directory of a recipe, read once to know its content.
+type StagedFile struct {
+	Path   string // in the image
+	Owner  string // "user", "user:group" or numbers
+	Mode   uint32
+	SHA256 string // of a file's content
+	Dir    bool
+
 	source string // in the recipe's directory, "" for inline content
 	inline string
 	size   int64
-	sha256 string
-	mode   uint32
-	owner  string
-	dir    bool
 }
 
 const (
@@ -221,8 +222,9 @@ const (
 	maxSourceBytes = 8 << 30
 )
 
-func stage(files fs.FS, list []File) ([]stagedFile, error) {
-	var out []stagedFile
+// StageFiles finds a recipe's files in its directory and reads each once, to know its content.
+func StageFiles(files fs.FS, list []File) ([]StagedFile, error) {
+	var out []StagedFile
 	var total int64
 	for _, f := range list {
 		owner := f.Owner
@@ -231,9 +233,9 @@ func stage(files fs.FS, list []File) ([]stagedFile, error) {
 		}
 		if f.Content != nil {
 			sum := sha256.Sum256([]byte(*f.Content))
-			out = append(out, stagedFile{
-				path: f.Path, inline: *f.Content, size: int64(len(*f.Content)), sha256: hex.EncodeToString(sum[:]),
-				mode: modeOr(f.Mode, 0o644), owner: owner,
+			out = append(out, StagedFile{
+				Path: f.Path, Owner: owner, Mode: modeOr(f.Mode, 0o644), SHA256: hex.EncodeToString(sum[:]),
+				inline: *f.Content, size: int64(len(*f.Content)),
 			})
 			continue
 		}
@@ -248,10 +250,10 @@ func stage(files fs.FS, list []File) ([]stagedFile, error) {
 					rel = "/" + name
 				}
 			}
-			s := stagedFile{path: path.Clean(f.Path + rel), source: name, owner: owner}
+			s := StagedFile{Path: path.Clean(f.Path + rel), Owner: owner, source: name}
 			switch {
 			case e.IsDir():
-				s.dir, s.mode = true, 0o755
+				s.Dir, s.Mode = true, 0o755
 			case e.Type().IsRegular():
 				if err := s.read(files, f.Mode); err != nil {
 					return err
@@ -276,7 +278,7 @@ func stage(files fs.FS, list []File) ([]stagedFile, error) {
 	return out, nil
 }
 
-func (s *stagedFile) read(files fs.FS, mode uint32) error {
+func (s *StagedFile) read(files fs.FS, mode uint32) error {
 	f, err := files.Open(s.source)
 	if err != nil {
 		return err
@@ -290,8 +292,8 @@ func (s *stagedFile) read(files fs.FS, mode uint32) error {
 	if s.size, err = io.Copy(h, io.LimitReader(f, maxSourceBytes+1)); err != nil {
 		return err
 	}
-	s.sha256 = hex.EncodeToString(h.Sum(nil))
-	s.mode = modeOr(mode, 0o644|uint32(info.Mode().Perm()&0o111))
+	s.SHA256 = hex.EncodeToString(h.Sum(nil))
+	s.Mode = modeOr(mode, 0o644|uint32(info.Mode().Perm()&0o111))
 	return nil
 }
 
@@ -302,7 +304,8 @@ func modeOr(mode, fallback uint32) uint32 {
 	return fallback
 }
 
-func warmupCode(files fs.FS, w *Warmup) (string, error) {
+// WarmupCode is the code that a warm-up evaluates, which may be in a file of the recipe's directory.
+func WarmupCode(files fs.FS, w *Warmup) (string, error) {
 	if w == nil || w.CodeFile == "" {
 		if w != nil {
 			return w.Code, nil

@@ -518,7 +518,7 @@ func (t *tree) configuration(p *Plan) error {
 // are configured, by then their owners exist and no maintainer script finds them in its way.
 func (t *tree) staged(p *Plan) error {
 	for i, f := range p.files {
-		if f.dir {
+		if f.Dir {
 			continue
 		}
 		name := path.Join(stagingDir, strconv.Itoa(i))
@@ -528,20 +528,15 @@ func (t *tree) staged(p *Plan) error {
 			}
 			continue
 		}
-		if err := t.source(p, name, f); err != nil {
+		if err := t.source(p, name, &f); err != nil {
 			return fmt.Errorf("recipe file %q: %w", f.source, err)
 		}
 	}
 	return nil
 }
 
-// source copies a file of the recipe's directory, which must still have the content that the plan's digest names.
-func (t *tree) source(p *Plan, name string, f stagedFile) error {
-	in, err := p.source.Open(f.source)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
+// source copies a file of the recipe's directory.
+func (t *tree) source(p *Plan, name string, f *StagedFile) error {
 	if err := t.parents(name); err != nil {
 		return err
 	}
@@ -549,12 +544,5 @@ func (t *tree) source(p *Plan, name string, f stagedFile) error {
 	if err := t.w.WriteHeader(h); err != nil {
 		return err
 	}
-	sum, n, err := copyHash(t.w, io.LimitReader(in, f.size))
-	if err != nil {
-		return err
-	}
-	if n != f.size || sum != f.sha256 {
-		return errors.New("it changed while the image was being built; build again")
-	}
-	return nil
+	return f.copy(t.w, p.source)
 }

@@ -376,7 +376,7 @@ func TestSourcesStayInTheRecipesDirectory(t *testing.T) {
 	}
 	defer root.Close()
 	for _, source := range []string{"link", "."} {
-		if list, err := stage(root.FS(), []File{{Source: source, Path: "/x"}}); err == nil {
+		if list, err := StageFiles(root.FS(), []File{{Source: source, Path: "/x"}}); err == nil {
 			t.Errorf("%s: staged %+v", source, list)
 		}
 	}
@@ -425,7 +425,7 @@ func TestFileThatChangesMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	files["app/run.sh"] = &fstest.MapFile{Data: []byte("#!/bin/sh\r"), Mode: 0o755}
-	if err := p.WriteRootfs(t.Context(), io.Discard); err == nil || !strings.Contains(err.Error(), "changed while the image was being built") {
+	if err := p.WriteRootfs(t.Context(), io.Discard); err == nil || !strings.Contains(err.Error(), "changed during the build") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -513,10 +513,10 @@ func TestFilesScript(t *testing.T) {
 		t.Fatal(err)
 	}
 	owner := fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid())
-	p := &Plan{files: []stagedFile{
-		{path: dir + "/it's", dir: true, mode: 0o750, owner: owner},
-		{path: dir + "/it's/a $file", mode: 0o640, owner: owner},
-		{path: dir + "/deep/er/x", mode: 0o4755, owner: owner},
+	p := &Plan{files: []StagedFile{
+		{Path: dir + "/it's", Dir: true, Mode: 0o750, Owner: owner},
+		{Path: dir + "/it's/a $file", Mode: 0o640, Owner: owner},
+		{Path: dir + "/deep/er/x", Mode: 0o4755, Owner: owner},
 	}}
 	for i, data := range []string{"1", "2"} {
 		if err := os.WriteFile(filepath.Join(staged, fmt.Sprint(i+1)), []byte(data), 0o600); err != nil {

@@ -146,14 +146,14 @@ func userScript(user string) string {
 func (p *Plan) filesScript() string {
 	var b strings.Builder
 	for i, f := range p.files {
-		to, owner := quote(f.path), quote(f.owner)
-		if f.dir {
-			fmt.Fprintf(&b, "[ -d %s ] || { mkdir -p %s; chmod %04o %s; chown %s %s; }\n", to, to, f.mode, to, owner, to)
+		to, owner := quote(f.Path), quote(f.Owner)
+		if f.Dir {
+			fmt.Fprintf(&b, "[ -d %s ] || { mkdir -p %s; chmod %04o %s; chown %s %s; }\n", to, to, f.Mode, to, owner, to)
 			continue
 		}
 		from := "/" + path.Join(stagingDir, strconv.Itoa(i))
 		fmt.Fprintf(&b, "mkdir -p %s; rm -f %s; mv %s %s; chown %s %s; chmod %04o %s\n",
-			quote(path.Dir(f.path)), to, from, to, owner, to, f.mode, to)
+			quote(path.Dir(f.Path)), to, from, to, owner, to, f.Mode, to)
 	}
 	return b.String()
 }
