@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 
 	"github.com/spf13/cobra"
@@ -29,8 +30,7 @@ func (a *App) logs() *cobra.Command {
 			case len(args) == 2:
 				return a.processLogs(ctx, c, args[0], args[1], follow, tail)
 			case follow:
-				err := c.FollowLogs(ctx, args[0], &tailWriter{w: printableWriter{a.Out}, lines: tail})
-				return unlessDone(ctx, err)
+				return unlessDone(ctx, a.followConsole(ctx, c, args[0], tail))
 			}
 			text, err := c.Logs(ctx, args[0])
 			if err != nil {
@@ -47,6 +47,23 @@ func (a *App) logs() *cobra.Command {
 	return cmd
 }
 
+func (a *App) followConsole(ctx context.Context, c *client.Client, id string, tail int) error {
+	// A guest's console must not steer the user's terminal.
+	text := &call.Text{Pass: func(text string) error {
+		_, err := io.WriteString(a.Out, printable(text))
+		return err
+	}}
+	out := io.Writer(text)
+	if tail >= 0 {
+		kept, err := c.Logs(ctx, id)
+		if err != nil {
+			return err
+		}
+		out = allBut(kept, tail).of(out)
+	}
+	return errors.Join(c.FollowLogs(ctx, id, out), text.Flush())
+}
+
 func (a *App) processLogs(ctx context.Context, c *client.Client, id, name string, follow bool, tail int) error {
 	req := wire.ConnectRequest{Process: call.Select(name), Replay: true, Observe: true, NoWait: !follow}
 	g := c.Guest(id)
@@ -59,8 +76,7 @@ func (a *App) processLogs(ctx context.Context, c *client.Client, id, name string
 		if _, err := call.Attach(ctx, g, now, call.Session{Output: call.Output{Stdout: &kept, Stderr: &kept}}); err != nil {
 			return err
 		}
-		skip := int64(kept.Len() - len(lastOf(kept.Bytes(), tail)))
-		rest := &skipped{left: skip}
+		rest := allBut(kept.Bytes(), tail)
 		out = call.Output{Stdout: rest.of(a.Out), Stderr: rest.of(a.Err)}
 	}
 	_, err := call.Attach(ctx, g, req, call.Session{Output: out, Lost: func(n int64) {
@@ -93,7 +109,12 @@ func lastOf(text []byte, lines int) []byte {
 }
 
 // skipped drops the beginning of what is written to several writers.
-type skipped struct{ left int64 }
+type skipped struct{ left int }
+
+// allBut skips a text but for its last lines.
+func allBut(text []byte, lines int) *skipped {
+	return &skipped{left: len(text) - len(lastOf(text, lines))}
+}
 
 func (s *skipped) of(w io.Writer) io.Writer { return skippedWriter{s, w} }
 
@@ -103,39 +124,10 @@ type skippedWriter struct {
 }
 
 func (s skippedWriter) Write(p []byte) (int, error) {
-	drop := min(int64(len(p)), s.left)
+	drop := min(len(p), s.left)
 	s.left -= drop
 	if _, err := s.w.Write(p[drop:]); err != nil {
 		return 0, err
 	}
 	return len(p), nil
-}
-
-// tailWriter drops all but the last lines of what is written first.
-type tailWriter struct {
-	w     io.Writer
-	lines int
-	begun bool
-}
-
-func (t *tailWriter) Write(p []byte) (int, error) {
-	text := p
-	if !t.begun {
-		t.begun = true
-		text = lastOf(p, t.lines)
-	}
-	if _, err := t.w.Write(text); err != nil {
-		return 0, err
-	}
-	return len(p), nil
-}
-
-// printableWriter keeps a guest's console from steering the user's terminal.
-type printableWriter struct{ w io.Writer }
-
-func (p printableWriter) Write(b []byte) (int, error) {
-	if _, err := io.WriteString(p.w, printable(string(b))); err != nil {
-		return 0, err
-	}
-	return len(b), nil
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -40,6 +41,8 @@ func (d *canned) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case *api.Error:
 		w.WriteHeader(http.StatusConflict)
 		_ = json.NewEncoder(w).Encode(reply)
+	case string:
+		_, _ = io.WriteString(w, reply)
 	default:
 		_ = json.NewEncoder(w).Encode(reply)
 	}
@@ -98,6 +101,25 @@ func TestBranchCommandLine(t *testing.T) {
 			if !strings.Contains(stdout, word) {
 				t.Errorf("%s: %q is not in:\n%s", tt.args, word, stdout)
 			}
+		}
+	}
+}
+
+// TestFollowedConsole: the last lines are those of all that is kept, however the reply is cut in pieces.
+func TestFollowedConsole(t *testing.T) {
+	var console strings.Builder
+	for i := range 4000 {
+		fmt.Fprintf(&console, "%d €€€€€\x1b\n", i)
+	}
+	const path = "GET /v1/sandboxes/sb1/logs"
+	all := strings.ReplaceAll(console.String(), "\x1b", "")
+	for args, want := range map[string]string{
+		"logs -f sb1": all, "logs -f -n 2 sb1": "3998 €€€€€\n3999 €€€€€\n", "logs -n 1 sb1": "3999 €€€€€\n", "logs -f -n 0 sb1": "",
+	} {
+		d := &canned{replies: map[string]any{path: console.String(), path + "?follow=true": console.String()}}
+		code, stdout, stderr := d.run(t, strings.Fields(args)...)
+		if code != 0 || stdout != want {
+			t.Errorf("%s: code %d, %d bytes of output, want %d; %s", args, code, len(stdout), len(want), stderr)
 		}
 	}
 }

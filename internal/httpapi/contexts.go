@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/guest/call"
@@ -178,11 +176,11 @@ func wantsEvents(r *http.Request) string {
 // streamEval sends events as they come. Errors before the first are answered as such.
 func streamEval(w http.ResponseWriter, kind string, run func(call.Evaluation) (*wire.EvalResult, error)) error {
 	e := &events{w: w, kind: kind}
-	stdout, stderr := &textEvents{events: e, kind: "stdout"}, &textEvents{events: e, kind: "stderr"}
+	stdout, stderr := e.text("stdout"), e.text("stderr")
 	res, err := run(call.Evaluation{
 		Output: call.Output{Stdout: stdout, Stderr: stderr},
 		Show: func(v *wire.Result) error {
-			if err := errors.Join(stdout.flush(), stderr.flush()); err != nil {
+			if err := errors.Join(stdout.Flush(), stderr.Flush()); err != nil {
 				return err
 			}
 			r := result(v)
@@ -192,7 +190,7 @@ func streamEval(w http.ResponseWriter, kind string, run func(call.Evaluation) (*
 	if err != nil && !e.begun {
 		return fmt.Errorf("eval: %w", err)
 	}
-	if err := errors.Join(stdout.flush(), stderr.flush()); err != nil {
+	if err := errors.Join(stdout.Flush(), stderr.Flush()); err != nil {
 		return err
 	}
 	if err != nil {
@@ -240,45 +238,9 @@ func (e *events) send(event *api.EvalEvent) error {
 	return http.NewResponseController(e.w).Flush()
 }
 
-// textEvents makes events of what is printed, without tearing characters.
-type textEvents struct {
-	*events
-
-	kind string
-	torn []byte
-}
-
-var _ io.Writer = (*textEvents)(nil)
-
-func (t *textEvents) Write(p []byte) (int, error) {
-	text := append(t.torn, p...)
-	keep := tornTail(text)
-	t.torn = append([]byte(nil), text[len(text)-keep:]...)
-	return len(p), t.text(text[:len(text)-keep])
-}
-
-func (t *textEvents) text(b []byte) error {
-	if len(b) == 0 {
-		return nil
-	}
-	return t.send(&api.EvalEvent{Type: t.kind, Text: strings.ToValidUTF8(string(b), "\uFFFD"), Timestamp: time.Now().UnixNano()})
-}
-
-func (t *textEvents) flush() error {
-	b := t.torn
-	t.torn = nil
-	return t.text(b)
-}
-
-// tornTail is how many bytes at the end are the beginning of a character.
-func tornTail(b []byte) int {
-	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
-		if c := b[len(b)-n]; utf8.RuneStart(c) {
-			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-n:]) {
-				return n
-			}
-			return 0
-		}
-	}
-	return 0
+// text makes events of what is printed.
+func (e *events) text(kind string) *call.Text {
+	return &call.Text{Pass: func(text string) error {
+		return e.send(&api.EvalEvent{Type: kind, Text: text, Timestamp: time.Now().UnixNano()})
+	}}
 }

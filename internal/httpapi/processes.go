@@ -1,12 +1,12 @@
 package httpapi
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -96,39 +96,33 @@ func signalNumber(text string) (int, error) {
 
 // followLogs sends the console as it is printed.
 func (s *Server) followLogs(w http.ResponseWriter, r *http.Request) error {
-	err := s.Host.FollowLogs(r.Context(), r.PathValue("id"), &flushed{w: w})
+	text := &flushed{w: w}
+	err := s.Host.FollowLogs(r.Context(), r.PathValue("id"), text)
 	if r.Context().Err() != nil {
 		return nil //nolint:nilerr // That is how a client ends it.
 	}
-	return err
+	return errors.Join(err, text.text.Flush())
 }
 
 // flushed is a text that arrives while it is being written.
 type flushed struct {
 	w     http.ResponseWriter
 	begun bool
-	rest  []byte // a character of which the end has not come
+	text  call.Text
 }
 
 func (f *flushed) Write(p []byte) (int, error) {
 	if !f.begun {
 		f.begun = true
+		f.text.Pass = func(text string) error {
+			_, err := io.WriteString(f.w, text)
+			return err
+		}
 		f.w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		f.w.WriteHeader(http.StatusOK)
 	}
-	text := append(f.rest, p...)
-	whole := len(text)
-	for i := 1; i < utf8.UTFMax && i <= len(text); i++ {
-		if b := text[len(text)-i]; utf8.RuneStart(b) {
-			if !utf8.FullRune(text[len(text)-i:]) {
-				whole -= i
-			}
-			break
-		}
+	if n, err := f.text.Write(p); err != nil {
+		return n, err
 	}
-	if _, err := io.WriteString(f.w, strings.ToValidUTF8(string(text[:whole]), "\uFFFD")); err != nil {
-		return 0, err
-	}
-	f.rest = append([]byte(nil), text[whole:]...)
 	return len(p), http.NewResponseController(f.w).Flush()
 }
