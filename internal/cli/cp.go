@@ -215,7 +215,7 @@ func (c *copier) copyOne(ctx context.Context, src, dst place, into bool) error {
 		if dst.g == nil || into {
 			return usage("standard input is copied to a file in a sandbox: ID:PATH")
 		}
-		return c.write(ctx, dst, nil, c.a.In)
+		return c.write(ctx, dst, nil, c.meter.reader(c.a.In))
 	}
 	follow := c.follow || !c.noFollow && !c.recursive || strings.HasSuffix(src.path, "/")
 	at, err := c.look(ctx, src, follow)
@@ -261,7 +261,7 @@ func (c *copier) copyOne(ctx context.Context, src, dst place, into bool) error {
 		r, w := io.Pipe()
 		go func() { _ = w.CloseWithError(c.read(ctx, src, w)) }()
 		mode := uint32(at.mode)
-		err = c.write(ctx, target, &mode, r)
+		err = c.write(ctx, target, &mode, r) // metered where it is read
 		_ = r.Close()
 	}
 	if err == nil {
@@ -280,7 +280,7 @@ func (c *copier) read(ctx context.Context, src place, w io.Writer) error {
 
 func (c *copier) write(ctx context.Context, dst place, mode *uint32, r io.Reader) error {
 	req := wire.WriteRequest{Path: c.remote(dst), User: c.user, Mode: mode}
-	return call.Upload(ctx, dst.g, wire.MethodFileWrite, req, c.meter.reader(r), nil)
+	return call.Upload(ctx, dst.g, wire.MethodFileWrite, req, r, nil)
 }
 
 func (c *copier) upload(ctx context.Context, src, dst place, at found) error {
@@ -294,7 +294,7 @@ func (c *copier) upload(ctx context.Context, src, dst place, at found) error {
 		m := uint32(at.mode)
 		mode = &m
 	}
-	return c.write(ctx, dst, mode, f)
+	return c.write(ctx, dst, mode, c.meter.reader(f))
 }
 
 // download writes beside the destination and renames, so that a copy that breaks off leaves the old file.
