@@ -216,6 +216,9 @@ func (c *Conn) Hello() wire.Hello { return c.hello }
 // Closed is closed when the connection has ended, by either side.
 func (c *Conn) Closed() <-chan struct{} { return c.session.Done() }
 
+// Err is why the connection has ended; nil while it has not.
+func (c *Conn) Err() error { return c.session.Err() }
+
 // Close ends the connection and all calls on it. Processes in the guest go on.
 func (c *Conn) Close() error { return c.session.Close() }
 

@@ -46,5 +46,10 @@ func (h *Host) Guest(ctx context.Context, id string) (*guest.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.guest(ctx)
+	broken := s.broken()
+	conn, err := s.guest(ctx)
+	if err == nil && broken != nil {
+		h.log.Warn("connection to a guest made anew", "sandbox", s.id, "error", broken)
+	}
+	return conn, err
 }

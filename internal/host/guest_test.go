@@ -1,12 +1,15 @@
 package host
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,7 +17,7 @@ import (
 	"forkd.dev/forkd/internal/testenv"
 )
 
-// answer makes an agent that answers the first preamble with change made to an honest hello, and goes on with then.
+// answer makes an agent that answers a connection's preamble with change made to an honest hello, and goes on with then.
 func answer(t *testing.T, change func(*wire.Hello), then func(net.Conn)) func(net.Conn) {
 	t.Helper()
 	return func(conn net.Conn) {
@@ -23,8 +26,10 @@ func answer(t *testing.T, change func(*wire.Hello), then func(net.Conn)) func(ne
 		if err != nil {
 			return
 		}
-		if _, _, err := wire.ReadAwaken(port, nil); err != nil {
-			return
+		if p.Awaken {
+			if _, _, err := wire.ReadAwaken(port, nil); err != nil {
+				return
+			}
 		}
 		hello := wire.Hello{
 			Version: wire.Version, Generation: p.Generation, Phase: "ready", Features: []string{wire.FeatureThaw},
@@ -119,6 +124,36 @@ func TestDeafSandbox(t *testing.T) {
 	start := time.Now()
 	if err := h.Kill(t.Context(), id); err != nil || time.Since(start) > testenv.Timeout(5*time.Second) {
 		t.Errorf("to end it took %s: %v", time.Since(start), err)
+	}
+}
+
+// TestBrokenConnection: a guest that breaks the protocol loses its connection and gets a new one, and the log says why.
+func TestBrokenConnection(t *testing.T) {
+	e := newFakeEngine()
+	var connections atomic.Int32
+	e.lie = answer(t, func(*wire.Hello) {}, func(c net.Conn) {
+		if connections.Add(1) == 1 {
+			_, _ = c.Write(bytes.Repeat([]byte{0xff}, 12))
+		}
+		_, _ = io.Copy(io.Discard, c)
+	})
+	var log bytes.Buffer
+	h := fakeHost(t, e, func(cfg *Config) { cfg.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	results, err := h.Fork(t.Context(), ForkSpec{Tag: fakeTag, N: 1})
+	if err != nil || results[0].Err != nil {
+		t.Fatal(err, results)
+	}
+	id := results[0].Sandbox.ID
+	s, err := h.find(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-s.conn.Closed()
+	if conn, err := h.Guest(t.Context(), id); err != nil || conn.Err() != nil {
+		t.Fatalf("no new connection: %v", err)
+	}
+	if text := log.String(); !strings.Contains(text, "made anew") || !strings.Contains(text, "broke the multiplexer's protocol") {
+		t.Errorf("the log says %q", text)
 	}
 }
 

@@ -233,6 +233,16 @@ func (s *sandbox) guest(ctx context.Context) (*guest.Conn, error) {
 	}
 }
 
+// broken is why the last connection to the agent has ended, if it has.
+func (s *sandbox) broken() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conn == nil {
+		return nil
+	}
+	return s.conn.Err()
+}
+
 func isClosed(ch <-chan struct{}) bool {
 	select {
 	case <-ch:
