@@ -55,6 +55,7 @@ type build struct {
 	plan     *image.Plan
 	kernel   *image.Kernel
 	features *engine.Features
+	agent    string // digest of the guest agent
 	progress func(Event)
 
 	source  string                                       // what determines the result, when it is not the recipe
@@ -93,7 +94,10 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 	if err != nil {
 		return SnapshotView{}, err
 	}
-	b := &build{h: h, spec: spec, recipe: recipe, features: features, progress: progress}
+	agent := sha256.Sum256(h.cfg.Agent)
+	b := &build{
+		h: h, spec: spec, recipe: recipe, features: features, agent: hex.EncodeToString(agent[:]), progress: progress,
+	}
 	run := b.run
 	if spec.Dockerfile != nil {
 		run = func(ctx context.Context) (store.Snapshot, error) { return b.dockerfile(ctx, spec.Dockerfile) }
@@ -223,17 +227,12 @@ func (b *build) digest() string {
 		return b.source
 	}
 	text, err := json.Marshal([]any{
-		string(b.spec.Recipe), b.plan.Digest, b.plan.WarmupCode, b.kernel.Digest, b.agent(), b.features.Format,
+		string(b.spec.Recipe), b.plan.Digest, b.plan.WarmupCode, b.kernel.Digest, b.agent, b.features.Format,
 	})
 	if err != nil {
 		panic(err) // strings and numbers always encode
 	}
 	sum := sha256.Sum256(text)
-	return hex.EncodeToString(sum[:])
-}
-
-func (b *build) agent() string {
-	sum := sha256.Sum256(b.h.cfg.Agent)
 	return hex.EncodeToString(sum[:])
 }
 
@@ -320,7 +319,7 @@ func (b *build) keep(ctx context.Context, img store.Image, w *warmed, overlay, b
 		FormatVersion: store.FormatVersion, Tag: b.spec.Tag, CreatedAt: time.Now().UTC().Round(time.Millisecond),
 		Engine: w.checkpoint.Format, Image: img.ID, ImageDisk: img.Disk, Memory: mem.Digest, Disk: dsk.Digest,
 		MemoryOwn: mem.OwnBytes, DiskOwn: dsk.OwnBytes, Stored: mem.StoredBytes + dsk.StoredBytes,
-		Kernel: b.kernel.Version + " " + b.kernel.Digest, Agent: b.agent(), Protocol: w.protocol, Source: b.digest(),
+		Kernel: b.kernel.Version + " " + b.kernel.Digest, Agent: b.agent, Protocol: w.protocol, Source: b.digest(),
 		Recipe: b.recipe.Name, RecipeText: string(b.spec.Recipe), Warm: w.what,
 		BootMS: w.boot.Seconds() * 1000, WarmMS: w.warm.Seconds() * 1000, Config: img.Config,
 	}

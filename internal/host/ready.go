@@ -25,16 +25,12 @@ type service struct {
 	mu      sync.Mutex
 	out     tail
 	matches []logMatch
-
-	ended chan struct{} // closed with end or err
-	end   *wire.ProcessEnd
-	err   error
 }
 
 // startService starts a service and returns when it is ready. It goes on running then, in every child, as the process
 // with its name as its tag.
 func startService(ctx context.Context, conn *guest.Conn, cfg *image.Service) error {
-	s := &service{ended: make(chan struct{})}
+	s := &service{}
 	for _, r := range cfg.Ready {
 		if r.Log == "" {
 			continue
@@ -55,9 +51,11 @@ func startService(ctx context.Context, conn *guest.Conn, cfg *image.Service) err
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() {
-		defer close(s.ended)
-		s.end, s.err = call.Run(ctx, conn, req, nil, call.Output{Stdout: s, Stderr: s}, nil)
-		cancel(s.early())
+		end, err := call.Run(ctx, conn, req, nil, call.Output{Stdout: s, Stderr: s}, nil)
+		if err == nil {
+			err = fmt.Errorf("it ended before it was ready: %s", end.Status)
+		}
+		cancel(err)
 	}()
 	for i := range cfg.Ready {
 		if err := s.await(ctx, conn, &cfg.Ready[i]); err != nil {
@@ -67,14 +65,6 @@ func startService(ctx context.Context, conn *guest.Conn, cfg *image.Service) err
 		}
 	}
 	return nil
-}
-
-// early is why a service that ended cannot be ready.
-func (s *service) early() error {
-	if s.err != nil {
-		return s.err
-	}
-	return fmt.Errorf("it ended before it was ready: %s", s.end.Status)
 }
 
 func (s *service) Write(p []byte) (int, error) {

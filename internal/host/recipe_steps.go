@@ -16,7 +16,7 @@ import (
 // that image with machines of that size. It is held until forget is called.
 func (b *build) rootStep(ctx context.Context, img store.Image) (m store.Snapshot, forget func(), err error) {
 	machine := b.recipe.Machine
-	key := stepKey("boot", img.ID, b.kernel.Digest, b.agent(), b.features.Format, machine.CPUs, machine.MemoryBytes)
+	key := stepKey("boot", img.ID, b.kernel.Digest, b.agent, b.features.Format, machine.CPUs, machine.MemoryBytes)
 	if m, forget, ok := b.h.step(key); ok {
 		b.h.used(m.Tag)
 		return m, forget, nil
@@ -180,7 +180,7 @@ func (b *build) onImage(ctx context.Context, files []image.StagedFile) (store.Sn
 		return store.Snapshot{}, err
 	}
 	steps := len(r.Run)+len(files)+len(r.Env) > 0 || r.User != "" || r.WorkDir != ""
-	b.source = stepKey("recipe", string(b.spec.Recipe), img.ID, fileKeys(files), b.plan.WarmupCode, b.kernel.Digest, b.agent(), b.features.Format)
+	b.source = stepKey("recipe", string(b.spec.Recipe), img.ID, fileKeys(files), b.plan.WarmupCode, b.kernel.Digest, b.agent, b.features.Format)
 	if m, ok, err := b.existing(); ok || err != nil {
 		return m, err
 	}
