@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -76,7 +77,7 @@ func (b *registryBlobs) find(ctx context.Context, ref name.Reference, arch strin
 // keep puts something small that arrived already into the cache.
 func (b *registryBlobs) keep(ctx context.Context, d descriptor, data []byte) error {
 	f, _, err := b.cache.fetch(ctx, "manifest", d.Digest, -1, func(context.Context) (io.ReadCloser, int64, error) {
-		return io.NopCloser(strings.NewReader(string(data))), int64(len(data)), nil
+		return io.NopCloser(bytes.NewReader(data)), int64(len(data)), nil
 	})
 	if err != nil {
 		return err
@@ -100,7 +101,7 @@ func (b *registryBlobs) small(ctx context.Context, d descriptor) ([]byte, error)
 		if err != nil {
 			return nil, 0, lasting(err)
 		}
-		return io.NopCloser(strings.NewReader(string(found.Manifest))), int64(len(found.Manifest)), nil
+		return io.NopCloser(bytes.NewReader(found.Manifest)), int64(len(found.Manifest)), nil
 	})
 	if err != nil {
 		return nil, err
