@@ -51,8 +51,12 @@ test-race: agent ## every test that needs no VM, under the race detector
 test-fast: setup-build ## every test that needs no VM: about a minute
 	FORKD_TEST_NO_VM=1 $(GO) test -timeout 5m $(TESTFLAGS) ./...
 
+.PHONY: test-guest
+test-guest: setup-build # what the engine's tests boot: those that run without privileges have no compiler
+	GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o internal/engine/enginetest/bin/guest-$(ARCH) ./internal/engine/enginetest/guest
+
 .PHONY: test-vm
-test-vm: build ## the tests that start VMs, as this user and, when that is root, again without privileges
+test-vm: build test-guest ## the tests that start VMs, as this user and, when that is root, again without privileges
 	scripts/test-vm $(TESTFLAGS)
 
 .PHONY: test-recipes
