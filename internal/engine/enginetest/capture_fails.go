@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/testenv"
 )
 
 // testFeatures: what Probe promises is there, and nothing else.
@@ -121,6 +123,39 @@ func testCaptureCancelled(t *testing.T, f *fixture) {
 			cancel(nil)
 			within(t, g, time.Second, "get parent")
 		}
+		g.Do("check")
+		child := Talk(t, s.Grandchild(t, f.engine, f.kit, s.Capture(t, mode)))
+		child.Do("check")
+		g.Do("check")
+	})
+}
+
+// testSilentInThePause: a VM process that answers nothing from the pause on, for longer than a capture waits, and goes on
+// when everybody has given up: the guest runs, and can be captured.
+func testSilentInThePause(t *testing.T, f *fixture) {
+	if !testenv.Soak() && os.Getenv("FORKD_TEST_SILENT") == "" {
+		t.Skip("most of a minute for each mode: make soak, or set FORKD_TEST_SILENT=1")
+	}
+	f.eachMode(t, func(t *testing.T, f *fixture, mode engine.CaptureMode) {
+		s := f.source(t)
+		g := Talk(t, s.M)
+		g.Do("churn 24 20")
+		pid := s.M.Ref().PID
+		top := s.NextTop(t)
+		began := time.Now()
+		_, err := s.M.(engine.Capturer).Capture(t.Context(), &engine.CaptureSpec{
+			Mode: mode, DiskTop: top, Quiesce: func(context.Context) error { return syscall.Kill(pid, syscall.SIGSTOP) },
+		})
+		if took := time.Since(began); err == nil || took > testenv.Timeout(time.Minute) {
+			t.Errorf("a capture of a process that stands still: %v, after %s", err, took)
+		}
+		if engine.DiskMoved(err) {
+			s.chain = append(s.chain, top)
+		}
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		within(t, g, 5*time.Second, "get parent")
 		g.Do("check")
 		child := Talk(t, s.Grandchild(t, f.engine, f.kit, s.Capture(t, mode)))
 		child.Do("check")

@@ -54,6 +54,7 @@ func Run(t *testing.T, e engine.Engine) {
 		{"FeaturesAreTrue", testFeatures},
 		{"CaptureRefused", testCaptureRefused},
 		{"CaptureCancelled", testCaptureCancelled},
+		{"SilentInThePause", testSilentInThePause},
 		{"CaptureOfTheDead", testCaptureOfTheDead},
 		{"CaptureOfCaptures", testCaptureOfCaptures},
 		{"ManyCaptures", testManyCaptures},
