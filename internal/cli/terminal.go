@@ -116,7 +116,9 @@ func (a *App) onTerminal(
 	})
 	defer forget()
 	in := newDetachReader(a.In, sequence, func() { cancel(errDetached) }, t.guard)
-	end, err := begin(running, call.Session{Stdin: in, Output: call.Output{Stdout: a.Out, Stderr: a.Out}, Started: s.started}, pty)
+	end, err := begin(running, call.Session{
+		Stdin: in, Output: call.Output{Stdout: a.Out, Stderr: a.Out}, Started: s.started, Guard: t.guard,
+	}, pty)
 	t.restore()
 	switch {
 	case err == nil:

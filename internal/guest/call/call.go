@@ -68,12 +68,15 @@ func (o Output) write(kind wire.Kind, p []byte) error {
 }
 
 // feed copies standard input in the background. Nobody waits for it: its reader may be a terminal, whose read cannot
-// be broken off; when the call ends its next write fails and it ends.
-func feed(s *wire.Stream, kind wire.Kind, stdin io.Reader) {
+// be broken off; when the call ends its next write fails and it ends. Guard, which may be nil, is deferred there.
+func feed(s *wire.Stream, kind wire.Kind, stdin io.Reader, guard func()) {
 	if stdin == nil {
 		return
 	}
 	go func() {
+		if guard != nil {
+			defer guard()
+		}
 		if err := send(s, kind, stdin); err == nil && kind == wire.KindStdin {
 			_ = s.HalfClose()
 		}
