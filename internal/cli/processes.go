@@ -7,11 +7,9 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"forkd.dev/forkd/api"
@@ -154,8 +152,8 @@ func (a *App) signal() *cobra.Command {
 			if len(args) == 3 {
 				req.Signal = args[2]
 			}
-			if _, err := parseSignal(req.Signal); err != nil {
-				return err
+			if _, ok := call.SignalNumber(req.Signal); !ok {
+				return usage("%q is no signal: give a name (TERM, HUP, USR1 …) or a number from 1 to 64", req.Signal)
 			}
 			return c.Signal(ctx, args[0], args[1], req)
 		}),
@@ -163,17 +161,6 @@ func (a *App) signal() *cobra.Command {
 	cmd.Flags().BoolVar(&req.Group, "group", false, "to its whole process group, as ctrl-c on a terminal")
 	cmd.Flags().BoolVar(&req.Tree, "tree", false, "to all of its descendants, those in sessions of their own too, also after its end")
 	return cmd
-}
-
-func parseSignal(text string) (syscall.Signal, error) {
-	if n, err := strconv.Atoi(text); err == nil && n >= 1 && n <= 64 {
-		return syscall.Signal(n), nil
-	}
-	name := strings.ToUpper(text)
-	if n := unix.SignalNum("SIG" + strings.TrimPrefix(name, "SIG")); n != 0 {
-		return n, nil
-	}
-	return 0, usage("%q is no signal: give a name (TERM, HUP, USR1 …) or a number from 1 to 64", text)
 }
 
 // completeProcesses offers sandboxes, then the processes of one.

@@ -73,19 +73,6 @@ func TestDetachReader(t *testing.T) {
 	}
 }
 
-func TestParseSignal(t *testing.T) {
-	for text, want := range map[string]int{"TERM": 15, "sigkill": 9, "SIGUSR1": 10, "hup": 1, "64": 64, "1": 1} {
-		if got, err := parseSignal(text); err != nil || int(got) != want {
-			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
-		}
-	}
-	for _, text := range []string{"", "0", "65", "-9", "NOPE", "SIG"} {
-		if got, err := parseSignal(text); err == nil {
-			t.Errorf("%q: %d", text, got)
-		}
-	}
-}
-
 func TestLastOf(t *testing.T) {
 	for _, tt := range []struct {
 		text  string

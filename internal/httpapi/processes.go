@@ -5,10 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strconv"
-	"strings"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/guest/call"
@@ -83,13 +80,10 @@ func (s *Server) signal(w http.ResponseWriter, r *http.Request) error {
 
 func signalNumber(text string) (int, error) {
 	if text == "" {
-		return int(unix.SIGTERM), nil
+		return int(syscall.SIGTERM), nil
 	}
-	if n, err := strconv.Atoi(text); err == nil && n >= 1 && n <= 64 {
+	if n, ok := call.SignalNumber(text); ok {
 		return n, nil
-	}
-	if n := unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(text), "SIG")); n != 0 {
-		return int(n), nil
 	}
 	return 0, fmt.Errorf("%w: signal is %.20q; give a name (TERM, HUP, USR1 …) or a number from 1 to 64", host.ErrInvalid, text)
 }

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/internal/guest/wire"
 )
@@ -19,6 +22,7 @@ type Session struct {
 	Output  Output
 	Started func(wire.ProcessStart) // may be nil
 	Lost    func(bytes int64)       // told of output that is missing; may be nil
+	Guard   func()                  // deferred where Stdin is read, which may have to see a panic; may be nil
 }
 
 // Select names a process as people do: by its pid, or by its tag.
@@ -107,6 +111,15 @@ func list(ctx context.Context, o Opener, req wire.ListRequest) ([]wire.ProcessIn
 	return list.Processes, nil
 }
 
+// SignalNumber is the number of a signal as people name it: TERM, sigterm, 15.
+func SignalNumber(text string) (n int, ok bool) {
+	if n, err := strconv.Atoi(text); err == nil && n >= 1 && n <= 64 {
+		return n, true
+	}
+	n = int(unix.SignalNum("SIG" + strings.TrimPrefix(strings.ToUpper(text), "SIG")))
+	return n, n != 0
+}
+
 // Signal sends a signal to a process.
 func Signal(ctx context.Context, o Opener, req wire.SendSignalRequest) error {
 	var reply wire.SendSignalReply
@@ -159,7 +172,7 @@ func (x *Session) follow(ctx context.Context, o Opener, method string, in any) (
 				if e.Start.PTY {
 					input = wire.KindPTY
 				}
-				feed(s, input, x.Stdin)
+				feed(s, input, x.Stdin, x.Guard)
 			}
 		}
 	})
