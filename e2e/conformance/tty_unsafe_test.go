@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"errors"
 	"os"
 	"strconv"
 
@@ -53,15 +54,8 @@ func settings(f *os.File) (unix.Termios, error) {
 		// SAFETY: the wrapper passes a pointer to a termios of the kernel's layout.
 		t, failed = unix.IoctlGetTermios(int(fd), unix.TCGETS)
 	})
-	if err != nil || failed != nil {
-		return unix.Termios{}, max2(err, failed)
+	if err := errors.Join(err, failed); err != nil {
+		return unix.Termios{}, err
 	}
 	return *t, nil
-}
-
-func max2(a, b error) error {
-	if a != nil {
-		return a
-	}
-	return b
 }
