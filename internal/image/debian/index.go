@@ -184,9 +184,6 @@ func priorityRank(p string) int {
 	return slices.Index([]string{"extra", "optional", "standard", "important", "required"}, p) * -1
 }
 
-// Package is the newest package of that name, or nil.
-func (x *Index) Package(name string) *Package { return x.packages[name] }
-
 // Names are all real packages, sorted.
 func (x *Index) Names() []string {
 	names := make([]string, 0, len(x.packages))
