@@ -59,6 +59,7 @@ func probes() map[string]probe {
 		"node":         program("node", "nodejs"),
 		"perl":         program("perl", "perl-base"),
 		"agent":        agentMissing,
+		"guest":        guestMissing,
 		"binary":       binaryMissing,
 		"net":          netMissing,
 		"root":         rootMissing,
@@ -241,6 +242,11 @@ func qemuMissing() error {
 
 func agentMissing() error {
 	return built(filepath.Join("internal", "agentbin", "bin", "forkd-agent-"+runtime.GOARCH), "make agent")
+}
+
+// guestMissing asks for what the engines' tests boot, where no compiler is at hand.
+func guestMissing() error {
+	return built(filepath.Join("internal", "engine", "enginetest", "bin", "guest-"+runtime.GOARCH), "make test-guest")
 }
 
 func binaryMissing() error {
