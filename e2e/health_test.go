@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -129,6 +131,17 @@ func TestFullGuestDisk(t *testing.T) {
 	w := f.tryIn(strings.NewReader(big), "exec", id, "-i", "--", "sh", "-c", "cat >/more")
 	if w.code == 0 || !strings.Contains(w.stderr, "No space left on device") {
 		t.Errorf("a program: exit code %d, %s", w.code, w.stderr)
+	}
+	local := filepath.Join(t.TempDir(), "half")
+	if err := os.WriteFile(local, []byte(big), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	before := f.run("exec", id, "--", "ls", "-A", "/")
+	if r := f.try("cp", local, id+":/half"); r.code == 0 || !strings.Contains(r.stderr, "no space left on device") {
+		t.Errorf("an upload: exit code %d, %s", r.code, r.stderr)
+	}
+	if after := f.run("exec", id, "--", "ls", "-A", "/"); after != before {
+		t.Errorf("an upload leaves something:\n%s, before it\n%s", after, before)
 	}
 	if got := f.run("exec", id, "--", "sh", "-c", "rm -f /full /more; echo ok >/fine; cat /fine"); got != "ok\n" {
 		t.Errorf("afterwards: %q", got)
