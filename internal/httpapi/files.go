@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/guest/call"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/host"
@@ -34,24 +35,24 @@ func (s *Server) files() *files {
 	return &files{guest: func(ctx context.Context, id string) (fileGuest, error) { return s.Host.Guest(ctx, id) }}
 }
 
-type handler = func(w http.ResponseWriter, r *http.Request) error
-
-func (f *files) routes(route func(pattern string, h handler)) {
+func (f *files) operations() []operation {
 	const base = " /v1/sandboxes/{id}/files"
-	route("GET"+base, f.download) // and HEAD
-	route("POST"+base, f.upload)
-	route("PUT"+base, f.upload)
-	route("DELETE"+base, f.removeQuery)
-	route("GET"+base+"/list", f.list)
-	route("GET"+base+"/stat", f.stat)
-	route("POST"+base+"/mkdir", f.mkdir)
-	route("POST"+base+"/move", f.move)
-	route("POST"+base+"/remove", f.remove)
-	route("POST"+base+"/compose", f.compose)
-	route("GET"+base+"/watch", f.watch)
-	route("POST"+base+"/watchers", f.createWatcher)
-	route("GET"+base+"/watchers/{watcher}", f.watcherEvents)
-	route("DELETE"+base+"/watchers/{watcher}", f.removeWatcher)
+	return []operation{
+		{"GET" + base, access.Use, "Read a file", f.download}, // and HEAD
+		{"POST" + base, access.Use, "Write files", f.upload},
+		{"PUT" + base, access.Use, "Write a file", f.upload},
+		{"DELETE" + base, access.Use, "Remove a file or directory", f.removeQuery},
+		{"GET" + base + "/list", access.Use, "List a directory", f.list},
+		{"GET" + base + "/stat", access.Use, "Describe a file", f.stat},
+		{"POST" + base + "/mkdir", access.Use, "Make a directory", f.mkdir},
+		{"POST" + base + "/move", access.Use, "Move a file", f.move},
+		{"POST" + base + "/remove", access.Use, "Remove a file or directory", f.remove},
+		{"POST" + base + "/compose", access.Use, "Join files into one", f.compose},
+		{"GET" + base + "/watch", access.Use, "Watch a directory", f.watch},
+		{"POST" + base + "/watchers", access.Use, "Start a watcher whose events are fetched", f.createWatcher},
+		{"GET" + base + "/watchers/{watcher}", access.Use, "Fetch a watcher's events", f.watcherEvents},
+		{"DELETE" + base + "/watchers/{watcher}", access.Use, "End a watcher", f.removeWatcher},
+	}
 }
 
 // fileQuery is the part of a URL that names a file. Bytes that are not UTF-8 may be given as they are.

@@ -56,11 +56,7 @@ func fileServer(t *testing.T) (base, dir string, guest *localGuest) {
 		return guest, nil
 	}}
 	s := &Server{Log: slog.New(slog.DiscardHandler)}
-	mux := http.NewServeMux()
-	f.routes(func(pattern string, h handler) {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, h) })
-	})
-	server := httptest.NewServer(mux)
+	server := httptest.NewServer(s.router(f.operations()))
 	t.Cleanup(server.Close)
 	return server.URL + "/v1/sandboxes/sb/files", t.TempDir(), guest
 }

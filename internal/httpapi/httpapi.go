@@ -31,62 +31,23 @@ type Server struct {
 const maxBody = 16 << 20
 
 // Handler is the whole API.
-func (s *Server) Handler() http.Handler {
+func (s *Server) Handler() http.Handler { return s.router(s.operations()) }
+
+func (s *Server) router(operations []operation) http.Handler {
 	mux := http.NewServeMux()
-	route := func(pattern string, h func(w http.ResponseWriter, r *http.Request) error) {
-		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, h) })
+	for _, op := range operations {
+		mux.HandleFunc(op.pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, op) })
 	}
-	route("GET /healthz", s.healthz)
-	route("GET /version", s.version)
-	route("GET /v1/host", s.hostInfo)
-	route("POST /v1/builds", s.build)
-	route("GET /v1/images", s.images)
-	route("DELETE /v1/images/{id}", s.removeImage)
-	route("GET /v1/snapshots", s.snapshots)
-	route("GET /v1/snapshots/{tag}", s.snapshotInfo)
-	route("GET /v1/snapshots/{tag}/info", s.snapshotInfo)
-	route("POST /v1/snapshots/{tag}/compact", s.compact)
-	route("DELETE /v1/snapshots/{tag}", s.removeSnapshot)
-	route("GET /v1/tree", s.tree)
-	route("POST /v1/sandboxes", s.fork)
-	route("GET /v1/sandboxes", s.sandboxes)
-	route("GET /v1/sandboxes/{id}", s.sandbox)
-	route("DELETE /v1/sandboxes/{id}", s.kill)
-	route("POST /v1/sandboxes/{id}/branch", s.branch)
-	route("POST /v1/sandboxes/{id}/pause", s.change(s.Host.Pause))
-	route("POST /v1/sandboxes/{id}/resume", s.change(s.Host.Resume))
-	route("POST /v1/sandboxes/{id}/suspend", s.change(s.Host.Suspend))
-	route("POST /v1/sandboxes/{id}/wake", s.change(s.Host.Wake))
-	route("POST /v1/sandboxes/{id}/exec", s.exec)
-	route("POST /v1/sandboxes/{id}/eval", s.eval)
-	route("GET /v1/sandboxes/{id}/contexts", s.contexts)
-	route("POST /v1/sandboxes/{id}/contexts", s.createContext)
-	route("DELETE /v1/sandboxes/{id}/contexts/{ctx}", s.removeContext)
-	route("POST /v1/sandboxes/{id}/contexts/{ctx}/restart", s.restartContext)
-	route("POST /v1/sandboxes/{id}/contexts/{ctx}/interrupt", s.interruptContext)
-	route("POST /v1/sandboxes/{id}/ping", s.ping)
-	route("GET /v1/sandboxes/{id}/metrics", s.metrics)
-	route("GET /v1/sandboxes/{id}/logs", s.logs)
-	route("GET /v1/sandboxes/{id}/processes", s.processes)
-	route("POST /v1/sandboxes/{id}/processes/{process}/signal", s.signal)
-	route("POST /v1/sandboxes/{id}/call", s.call)
-	s.files().routes(route)
-	route("/", func(_ http.ResponseWriter, r *http.Request) error {
-		return &api.Error{
-			Code: api.CodeNotFound, Message: fmt.Sprintf("no route %s %.200q", r.Method, r.URL.Path),
-			Hint: "this daemon serves API " + api.Version,
-		}
-	})
 	return mux
 }
 
 // serve gives every request an id, and every error one shape.
-func (s *Server) serve(w http.ResponseWriter, r *http.Request, h func(http.ResponseWriter, *http.Request) error) {
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, op operation) {
 	id := requestID()
 	w.Header().Set("X-Request-Id", id)
 	rec := &recorder{ResponseWriter: w}
 	start := time.Now()
-	err := h(rec, r)
+	err := op.handle(rec, r)
 	if err != nil && !rec.wrote {
 		writeError(rec, err, id)
 	}
@@ -95,6 +56,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, h func(http.Respo
 		s.Log.Debug("request failed", "request", id, "method", r.Method, "path", r.URL.Path, "error", err)
 	}
 	s.Log.Debug("request", "request", id, "method", r.Method, "path", r.URL.Path, "ms", time.Since(start).Milliseconds())
+}
+
+func noRoute(_ http.ResponseWriter, r *http.Request) error {
+	return &api.Error{
+		Code: api.CodeNotFound, Message: fmt.Sprintf("no route %s %.200q", r.Method, r.URL.Path),
+		Hint: "this daemon serves API " + api.Version,
+	}
 }
 
 // recorder remembers whether a reply has begun: after that an error can no longer change the status.
