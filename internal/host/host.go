@@ -73,6 +73,7 @@ type Host struct {
 	forks     map[string]int            // by tag: forks in progress, whose children are not in sandboxes yet
 	parents   map[*branch]string        // tags that branches and suspends in progress will stand on
 	stepUse   map[string]time.Time      // when a step of a build was last used, by tag
+	spaces    map[string]store.Workspace
 	closed    bool
 }
 
@@ -91,6 +92,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 		cfg: cfg, log: cfg.Log, layers: layers, store: store.New(cfg.Home),
 		snapshots: map[string]store.Snapshot{}, images: map[string]store.Image{}, sandboxes: map[string]*sandbox{},
 		busy: map[string]string{}, writing: map[string]*writing{}, parents: map[*branch]string{}, forks: map[string]int{}, stepUse: map[string]time.Time{},
+		spaces: map[string]store.Workspace{},
 	}
 	h.life, h.die = context.WithCancel(context.WithoutCancel(ctx))
 	h.hot = newHotCache(h)
@@ -98,6 +100,9 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 		return nil, err
 	}
 	if err := h.takeOver(ctx); err != nil {
+		return nil, err
+	}
+	if err := h.loadWorkspaces(ctx); err != nil {
 		return nil, err
 	}
 	h.collect(ctx)

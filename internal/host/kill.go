@@ -14,15 +14,18 @@ import (
 // minPrefix is how much of an id must be given at least: fewer characters name too many sandboxes by accident.
 const minPrefix = 4
 
-// find returns the sandbox of an id, or of a beginning of an id that only one sandbox has.
+// find returns the sandbox of an id, of a workspace's name, or of a beginning of an id that only one sandbox has.
 func (h *Host) find(id string) (*sandbox, error) {
-	if err := lineage.CheckSandboxID(id); err != nil {
-		return nil, err
-	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if s, ok := h.sandboxes[id]; ok {
 		return s, nil
+	}
+	if w, ok := h.spaces[id]; ok {
+		return h.workspaceSandbox(w)
+	}
+	if err := lineage.CheckSandboxID(id); err != nil {
+		return nil, err
 	}
 	var matches []string
 	for have := range h.sandboxes {

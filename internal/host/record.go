@@ -34,13 +34,15 @@ type keptSandbox struct {
 	Report   *wire.AwakenReport `json:"report"`
 	Ready    time.Duration      `json:"ready"`
 	Branches int                `json:"branches"`
+
+	Workspace string `json:"workspace,omitempty"` // that it is, if it is one
 }
 
 // kept describes a sandbox. The caller holds its lock.
 func (s *sandbox) kept() keptSandbox {
 	return keptSandbox{
 		Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Created: s.created, Expires: s.expires,
-		Report: s.report, Ready: s.ready, Branches: s.branches,
+		Report: s.report, Ready: s.ready, Branches: s.branches, Workspace: s.workspace,
 	}
 }
 
@@ -48,7 +50,7 @@ func (s *sandbox) kept() keptSandbox {
 func (k *keptSandbox) sandbox(id string) *sandbox {
 	return &sandbox{
 		id: id, tag: k.Tag, index: k.Index, count: k.Count, hostname: k.Hostname, labels: k.Labels, created: k.Created,
-		expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches,
+		expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches, workspace: k.Workspace,
 	}
 }
 

@@ -33,6 +33,7 @@ type sandbox struct {
 	onEnd        *time.Timer
 	recording    sync.Mutex // held while its record is written
 	builder      bool       // a build's machine, which is in no table
+	workspace    string     // that it is, if it is one
 
 	mu         sync.Mutex
 	format     engine.Format
@@ -75,6 +76,7 @@ type View struct {
 	DiskOwn                   int64
 	Branches                  int    // made of it
 	LatestBranch              string // tag of the latest that is ready and still there
+	Workspace                 string // that it is, if it is one
 }
 
 func (s *sandbox) view() View {
@@ -83,7 +85,7 @@ func (s *sandbox) view() View {
 	v := View{
 		ID: s.id, SnapshotTag: s.tag, Hostname: s.hostname, Index: s.index, Count: s.count, State: s.state, Reason: s.reason,
 		Labels: s.labels, Created: s.created, Expires: s.expires, Format: s.format, Report: s.report, Ready: s.ready,
-		Branches: s.branches,
+		Branches: s.branches, Workspace: s.workspace,
 	}
 	if s.latest != nil {
 		v.LatestBranch = s.latest.Tag

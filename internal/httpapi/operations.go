@@ -21,7 +21,8 @@ type operation struct {
 // operations is the whole API, once: the routes, the check of who may use them, the names in the audit log and the
 // metrics, and the OpenAPI document are made of it.
 func (s *Server) operations() []operation {
-	return slices.Concat(s.hostOperations(), s.snapshotOperations(), s.sandboxOperations(), s.guestOperations(), s.files().operations())
+	return slices.Concat(s.hostOperations(), s.snapshotOperations(), s.sandboxOperations(), s.guestOperations(), s.files().operations(),
+		s.workspaceOperations())
 }
 
 func (s *Server) hostOperations() []operation {

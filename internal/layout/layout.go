@@ -83,6 +83,12 @@ func (h Home) Suspended() string { return filepath.Join(h.Root, "suspended") }
 // SuspendedSandbox is one of them.
 func (h Home) SuspendedSandbox(id string) string { return filepath.Join(h.Suspended(), id) }
 
+// Workspaces has a directory a named sandbox.
+func (h Home) Workspaces() string { return filepath.Join(h.Root, "workspaces") }
+
+// Workspace is one of them.
+func (h Home) Workspace(name string) string { return filepath.Join(h.Workspaces(), name) }
+
 // Cache holds downloads and kernels, each verified by digest when used; it may be deleted while no build runs.
 func (h Home) Cache() string { return filepath.Join(h.Root, "cache") }
 
@@ -135,7 +141,7 @@ func (h Home) Make() error {
 		return fmt.Errorf("make home: %w", err)
 	}
 	for _, dir := range []string{
-		h.Layers(), h.Images(), h.Snapshots(), h.Unfinished(), h.Suspended(), h.Cache(), h.Hot(), h.Machines(), h.Temp(),
+		h.Layers(), h.Images(), h.Snapshots(), h.Unfinished(), h.Suspended(), h.Workspaces(), h.Cache(), h.Hot(), h.Machines(), h.Temp(),
 	} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return fmt.Errorf("make home: %w", err)

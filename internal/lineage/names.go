@@ -15,19 +15,24 @@ const MaxName = 64
 
 // CheckTag says whether s can name a snapshot: the one rule for every way in (command line, API, packs). A tag is a
 // directory name, so neither "." nor ".." nor a separator can be one.
-func CheckTag(s string) error {
+func CheckTag(s string) error { return checkName("tag", s) }
+
+// CheckWorkspace says whether s can name a workspace. The rule is that of tags, for the same reason.
+func CheckWorkspace(s string) error { return checkName("workspace name", s) }
+
+func checkName(what, s string) error {
 	if s == "" {
-		return fmt.Errorf("%w: a tag cannot be empty", ErrName)
+		return fmt.Errorf("%w: a %s cannot be empty", ErrName, what)
 	}
 	if len(s) > MaxName {
-		return fmt.Errorf("%w: tag %q… has %d characters, at most %d are allowed", ErrName, clip(s), len(s), MaxName)
+		return fmt.Errorf("%w: %s %q… has %d characters, at most %d are allowed", ErrName, what, clip(s), len(s), MaxName)
 	}
 	for i, r := range s {
 		ok := r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' ||
 			i > 0 && (r == '.' || r == '-')
 		if !ok {
-			return fmt.Errorf("%w: tag %q has %q at position %d; allowed are letters, digits and _ . - "+
-				"(the first a letter, digit or _)", ErrName, clip(s), r, i+1)
+			return fmt.Errorf("%w: %s %q has %q at position %d; allowed are letters, digits and _ . - "+
+				"(the first a letter, digit or _)", ErrName, what, clip(s), r, i+1)
 		}
 	}
 	return nil
