@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/layout"
 	"forkd.dev/forkd/internal/lineage"
@@ -163,6 +164,7 @@ func (h *Host) enterAdopted(adopted []*adoption) {
 		a.closeMemory()
 		h.mu.Lock()
 		h.sandboxes[s.id] = s
+		h.tell(events.SandboxAdopted, s, "")
 		h.wait.Go(func() { h.watch(s, a.machine) })
 		if !s.expires.IsZero() {
 			s.onEnd = time.AfterFunc(time.Until(s.expires), func() { h.expire(s.id) })
@@ -418,6 +420,7 @@ func (h *Host) Leave(ctx context.Context) error {
 		unsettled = append(unsettled, w)
 	}
 	h.mu.Unlock()
+	h.events.Emit(events.Event{Type: events.DaemonStopping, Reason: "its sandboxes run on"})
 	for _, w := range unsettled {
 		if err := w.wait(ctx); err != nil && ctx.Err() != nil {
 			break

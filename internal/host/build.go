@@ -16,6 +16,7 @@ import (
 
 	"forkd.dev/forkd/internal/disk"
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/image"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
@@ -102,10 +103,13 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 	if spec.Dockerfile != nil {
 		run = func(ctx context.Context) (store.Snapshot, error) { return b.dockerfile(ctx, spec.Dockerfile) }
 	}
+	h.events.Emit(events.Event{Type: events.BuildStarted, Snapshot: spec.Tag})
 	m, err := run(ctx)
 	if err != nil {
+		h.events.Emit(events.Event{Type: events.BuildFinished, Snapshot: spec.Tag, Reason: err.Error()})
 		return SnapshotView{}, fmt.Errorf("build %s: %w", spec.Tag, err)
 	}
+	h.events.Emit(events.Event{Type: events.BuildFinished, Snapshot: spec.Tag})
 	return h.viewSnapshot(m), nil
 }
 
@@ -362,12 +366,15 @@ func (h *Host) enterSnapshot(ctx context.Context, m store.Snapshot, state []byte
 		h.mu.Lock()
 		delete(h.snapshots, m.Tag)
 		h.mu.Unlock()
+		h.tellSnapshot(events.SnapshotRemoved, m.Tag, "", "replaced")
 	}
 	if err := h.store.AddSnapshot(ctx, m, state); err != nil {
 		return err
 	}
 	h.mu.Lock()
 	h.snapshots[m.Tag] = m
+	h.tellSnapshot(events.SnapshotCreated, m.Tag, "", "")
+	h.tellSnapshot(events.SnapshotReady, m.Tag, "", "")
 	h.mu.Unlock()
 	h.cfg.Changed(h.Tags())
 	return nil

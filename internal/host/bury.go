@@ -70,6 +70,7 @@ func (h *Host) bury(ctx context.Context, m *left) error {
 	if len(m.pids) == 0 && m.record != nil {
 		h.log.Warn("a sandbox died while no daemon ran", "sandbox", m.id())
 	}
+	h.tellBuried(m)
 	if err := os.RemoveAll(m.dir); err != nil {
 		return fmt.Errorf("clean up after an earlier daemon: %w", err)
 	}

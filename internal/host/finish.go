@@ -10,6 +10,7 @@ import (
 
 	"forkd.dev/forkd/internal/disk"
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
@@ -200,6 +201,7 @@ func (h *Host) enterWriting(b *branch) error {
 		return err
 	}
 	h.writing[b.w.m.Tag] = b.w
+	h.tellSnapshot(events.SnapshotCreated, b.w.m.Tag, b.s.id, "")
 	h.wait.Add(1)
 	return nil
 }
@@ -218,6 +220,7 @@ func (h *Host) settle(b *branch, m store.Snapshot, err error) (changed []*sandbo
 	b.w.err = err
 	if err != nil {
 		b.w.status = lineage.FailedSnap
+		h.tellSnapshot(events.SnapshotFailed, tag, b.s.id, err.Error())
 		if err := h.store.FailSnapshot(b.w.m, err); err != nil {
 			h.log.Warn("note why a branch failed", "snapshot", tag, "error", err)
 		}
@@ -225,6 +228,7 @@ func (h *Host) settle(b *branch, m store.Snapshot, err error) (changed []*sandbo
 	}
 	b.w.m, b.w.status = m, lineage.Ready
 	h.snapshots[tag] = m
+	h.tellSnapshot(events.SnapshotReady, tag, b.s.id, "")
 	delete(h.writing, tag)
 	if err := h.store.EndSnapshot(tag); err != nil {
 		h.log.Warn("forget that a snapshot was being written", "snapshot", tag, "error", err)

@@ -16,6 +16,7 @@ import (
 
 	"forkd.dev/forkd/internal/disk"
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/lineage"
@@ -345,6 +346,7 @@ func (h *Host) enterTable(s *sandbox, ttl time.Duration) (changed bool, err erro
 		s.onEnd = time.AfterFunc(ttl, func() { h.expire(s.id) })
 	}
 	h.sandboxes[s.id] = s
+	h.tell(events.SandboxForked, s, "") // before its watcher or anybody else can tell of it
 	machine := s.machine
 	h.wait.Go(func() { h.watch(s, machine) })
 	return changed, nil

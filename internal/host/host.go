@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/layout"
 	"forkd.dev/forkd/internal/store"
@@ -52,6 +53,7 @@ const (
 type Host struct {
 	cfg    Config
 	log    *slog.Logger
+	events *events.Bus
 	layers *layer.Store
 	store  *store.Store
 	hot    *hotCache
@@ -89,11 +91,12 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 		return nil, fmt.Errorf("open layers: %w", err)
 	}
 	h := &Host{
-		cfg: cfg, log: cfg.Log, layers: layers, store: store.New(cfg.Home),
+		cfg: cfg, log: cfg.Log, events: newBus(), layers: layers, store: store.New(cfg.Home),
 		snapshots: map[string]store.Snapshot{}, images: map[string]store.Image{}, sandboxes: map[string]*sandbox{},
 		busy: map[string]string{}, writing: map[string]*writing{}, parents: map[*branch]string{}, forks: map[string]int{}, stepUse: map[string]time.Time{},
 		spaces: map[string]store.Workspace{},
 	}
+	h.events.Emit(events.Event{Type: events.DaemonStarted})
 	h.life, h.die = context.WithCancel(context.WithoutCancel(ctx))
 	h.hot = newHotCache(h)
 	if err := h.load(); err != nil {
@@ -184,8 +187,12 @@ func (h *Host) Close(ctx context.Context) error {
 	h.mu.Unlock()
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
+	h.events.Emit(events.Event{Type: events.DaemonStopping, Reason: "its sandboxes end"})
 	for i, s := range all {
-		wg.Go(func() { errs[i] = h.end(s) })
+		wg.Go(func() {
+			errs[i] = h.end(s)
+			h.tell(events.SandboxEnded, s, "the daemon was told to stop and to end its sandboxes")
+		})
 	}
 	wg.Wait()
 	h.wait.Wait()

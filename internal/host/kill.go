@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/lineage"
 )
 
@@ -56,7 +57,9 @@ func (h *Host) Kill(_ context.Context, id string) error {
 	}
 	delete(h.sandboxes, s.id)
 	h.mu.Unlock()
-	if err := h.end(s); err != nil {
+	err = h.end(s)
+	h.tell(events.SandboxEnded, s, "killed")
+	if err != nil {
 		return fmt.Errorf("kill sandbox %s: %w", s.id, err)
 	}
 	return nil
@@ -79,7 +82,9 @@ func (h *Host) expire(id string) {
 		return
 	}
 	defer h.wait.Done()
-	if err := h.end(s); err != nil && !errors.Is(err, context.Canceled) {
+	err := h.end(s)
+	h.tell(events.SandboxEnded, s, "its time to live is over")
+	if err != nil && !errors.Is(err, context.Canceled) {
 		h.log.Warn("end an expired sandbox", "sandbox", id, "error", err)
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/lineage"
@@ -31,6 +32,7 @@ func (h *Host) Pause(ctx context.Context, id string) (View, error) {
 	}
 	done(lineage.Paused)
 	h.record(s)
+	h.tell(events.SandboxPaused, s, "")
 	return s.view().withUsage(), nil
 }
 
@@ -66,6 +68,7 @@ func (h *Host) Resume(ctx context.Context, id string) (View, error) {
 		return View{}, fmt.Errorf("resume %s: %w", s.id, s.orEnded(err))
 	}
 	h.record(s)
+	h.tell(events.SandboxResumed, s, "")
 	return s.view().withUsage(), nil
 }
 

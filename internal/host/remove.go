@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/store"
@@ -26,6 +27,7 @@ func (h *Host) RemoveSnapshot(ctx context.Context, tag string, opts RemoveOption
 		return nil, invalid("cascade and force are two different things; give one of them")
 	}
 	if h.removeFailed(tag) {
+		h.tellSnapshot(events.SnapshotRemoved, tag, "", "")
 		return []string{tag}, h.store.EndSnapshot(tag)
 	}
 	m, err := h.snapshot(tag)
@@ -170,6 +172,7 @@ func (h *Host) removeLeaf(tag string) error {
 	delete(h.snapshots, tag)
 	delete(h.stepUse, tag)
 	h.mu.Unlock()
+	h.tellSnapshot(events.SnapshotRemoved, tag, "", "")
 	return nil
 }
 
@@ -201,6 +204,7 @@ func (h *Host) removeMiddle(ctx context.Context, m store.Snapshot, down []string
 	h.mu.Lock()
 	delete(h.snapshots, m.Tag)
 	h.mu.Unlock()
+	h.tellSnapshot(events.SnapshotRemoved, m.Tag, "", "those that stood on it keep what they need of it")
 	h.cfg.Changed(h.Tags())
 	h.collect(ctx)
 	return []string{m.Tag}, nil

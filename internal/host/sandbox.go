@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/lineage"
@@ -272,6 +273,7 @@ func (h *Host) watch(s *sandbox, machine engine.Machine) {
 	if err := h.free(s); err != nil {
 		h.log.Warn("free a dead sandbox", "sandbox", s.id, "error", err)
 	}
+	h.tell(events.SandboxFailed, s, s.reason)
 	h.log.Info("sandbox failed", "sandbox", s.id, "snapshot", s.tag, "reason", s.reason)
 }
 

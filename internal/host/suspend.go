@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
@@ -32,6 +33,7 @@ func (h *Host) Suspend(ctx context.Context, id string) (View, error) {
 	if err := h.suspend(ctx, s); err != nil {
 		return View{}, fmt.Errorf("suspend %s: %w", s.id, s.orEnded(h.explainFull(err)))
 	}
+	h.tell(events.SandboxSuspended, s, "")
 	return s.view(), nil
 }
 
@@ -154,6 +156,7 @@ func (h *Host) Wake(ctx context.Context, id string) (View, error) {
 	if err := h.wake(ctx, s); err != nil {
 		return View{}, fmt.Errorf("wake %s: %w", s.id, s.orEnded(err))
 	}
+	h.tell(events.SandboxWoken, s, "")
 	return s.view().withUsage(), nil
 }
 

@@ -32,7 +32,7 @@ func allowed() map[string][]string {
 		"internal/mcp": {"api", "client"},
 		// The edge translates the errors of what is below into the API's, so it knows their sentinels.
 		"internal/httpapi": {
-			"api", "internal/access", "internal/engine", "internal/guest", "internal/guest/call", "internal/guest/wire", "internal/host", "internal/image", "internal/layer",
+			"api", "internal/access", "internal/engine", "internal/events", "internal/guest", "internal/guest/call", "internal/guest/wire", "internal/host", "internal/image", "internal/layer",
 			"internal/lineage", "internal/store",
 		},
 		"internal/e2bapi": {"api", "internal/host", "internal/guest/wire"},
@@ -43,7 +43,7 @@ func allowed() map[string][]string {
 
 		// The core.
 		"internal/host": {
-			"internal/agentbin", "internal/disk", "internal/engine", "internal/guest", "internal/guest/call",
+			"internal/agentbin", "internal/disk", "internal/engine", "internal/events", "internal/guest", "internal/guest/call",
 			"internal/guest/wire", "internal/image", "internal/keylock", "internal/layer", "internal/layout", "internal/lineage",
 			"internal/memory", "internal/network", "internal/proc", "internal/store", "internal/undo",
 		},
@@ -55,6 +55,7 @@ func allowed() map[string][]string {
 		"internal/lineage":         {},
 		"internal/layout":          {},
 		"internal/access":          {},
+		"internal/events":          {},
 		"internal/layer":           {},
 		"internal/memory":          {"internal/layer"},
 		"internal/disk":            {"internal/layer", "internal/proc"},
