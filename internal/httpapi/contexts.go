@@ -218,24 +218,28 @@ type events struct {
 	begun bool
 }
 
-func (e *events) send(event *api.EvalEvent) error {
+func (e *events) send(event *api.EvalEvent) error { return e.write("", event.Type, event) }
+
+// write sends one event. A reader of server-sent events that comes back names the id of the last it has got.
+func (e *events) write(id, kind string, event any) error {
 	text, err := json.Marshal(event)
 	if err != nil {
 		return fmt.Errorf("encode an event: %w", err)
 	}
-	if !e.begun {
-		e.begun = true
-		e.w.Header().Set("Content-Type", e.kind)
-		e.w.Header().Set("Cache-Control", "no-store")
-		e.w.WriteHeader(http.StatusOK)
+	if err := e.begin(); err != nil {
+		return err
 	}
 	if e.kind == eventStream {
-		text = append(append([]byte("event: "+event.Type+"\ndata: "), text...), '\n')
+		head := "event: " + kind + "\ndata: "
+		if id != "" {
+			head = "id: " + id + "\n" + head
+		}
+		text = append(append([]byte(head), text...), '\n')
 	}
 	if _, err := e.w.Write(append(text, '\n')); err != nil {
 		return err
 	}
-	return http.NewResponseController(e.w).Flush()
+	return e.flush()
 }
 
 // text makes events of what is printed.

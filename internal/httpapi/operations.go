@@ -29,6 +29,7 @@ func (s *Server) hostOperations() []operation {
 	return []operation{
 		{"GET /healthz", access.None, "Say that the daemon answers", s.healthz},
 		{"GET /version", access.Read, "The daemon's version", s.version},
+		{"GET /v1/events", access.Read, "What happens, as it happens", s.listen},
 		{"GET /v1/host", access.Read, "What the host offers, check by check", s.hostInfo},
 		{"/", access.None, "", noRoute},
 	}

@@ -1,0 +1,91 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/client"
+)
+
+func (a *App) events() *cobra.Command {
+	var opts client.EventOptions
+	var since string
+	tail := -1
+	cmd := &cobra.Command{
+		Use: "events", Short: "Print what has happened to sandboxes, snapshots and builds, and what happens", Args: cobra.NoArgs,
+		Long: "Print what the daemon has told since it started, the oldest first: some thousands of events are kept. With -f go on\n" +
+			"with what happens. Who reads too slowly is told how many events are missing. With --json one object a line.\n\n" +
+			"Types: sandbox.forked, .adopted, .paused, .resumed, .suspended, .woken, .failed, .ended; snapshot.created, .ready,\n" +
+			".failed, .removed; build.started, .finished; daemon.started, .stopping; events.lost.",
+		Example: "  forkd events -f -n 0\n  forkd events --type sandbox.failed --type sandbox.ended\n  forkd events --json --since 1796012345678901",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case tail < -1:
+				return usage("--tail is %d", tail)
+			case tail >= 0 && since != "":
+				return usage("--tail and --since contradict each other")
+			case tail >= 0:
+				opts.Tail = &tail
+			case since != "":
+				n, err := strconv.ParseUint(since, 10, 64)
+				if err != nil {
+					return usage("--since is %q: give the sequence of an event, as --json prints it", since)
+				}
+				opts.Since = &n
+			}
+			return a.withDaemon(cmd.Context(), func(c *client.Client) error { return a.doEvents(cmd.Context(), c, opts) })
+		},
+	}
+	cmd.Flags().BoolVarP(&opts.Follow, "follow", "f", false, "go on with what happens, until it is interrupted")
+	cmd.Flags().IntVarP(&tail, "tail", "n", -1, "only so many of those there are")
+	cmd.Flags().StringVar(&since, "since", "", "only those after this sequence")
+	cmd.Flags().StringArrayVar(&opts.Types, "type", nil, "only these, such as sandbox.failed, or sandbox for all of sandboxes (repeatable)")
+	cmd.Flags().StringArrayVar(&opts.Sandboxes, "sandbox", nil, "only those of this sandbox, by its whole id (repeatable)")
+	cmd.Flags().StringArrayVar(&opts.Snapshots, "snapshot", nil, "only those of this snapshot and of sandboxes forked from it (repeatable)")
+	return cmd
+}
+
+func (a *App) doEvents(ctx context.Context, c *client.Client, opts client.EventOptions) error {
+	err := c.Events(ctx, opts, func(e api.Event) error {
+		if !a.json {
+			_, err := io.WriteString(a.Out, eventLine(e)+"\n")
+			return err
+		}
+		text, err := json.Marshal(e)
+		if err != nil {
+			return err
+		}
+		_, err = a.Out.Write(escapeJSON(append(text, '\n')))
+		return err
+	})
+	if opts.Follow {
+		return unlessDone(ctx, err)
+	}
+	return err
+}
+
+// eventLine is an event for people.
+func eventLine(e api.Event) string {
+	var words []string
+	add := func(name, value string) {
+		if value != "" {
+			words = append(words, name+value)
+		}
+	}
+	add("", e.SandboxID)
+	add("snapshot=", e.SnapshotTag)
+	add("labels=", joinLabels(e.Labels))
+	if e.Lost > 0 {
+		add("lost=", strconv.FormatUint(e.Lost, 10))
+	}
+	add("reason: ", e.Reason)
+	return strings.TrimRight(fmt.Sprintf("%s  %-18s %s", e.Time.Local().Format(time.DateTime), oneLine(e.Type), oneLine(strings.Join(words, " "))), " ")
+}
