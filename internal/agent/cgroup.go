@@ -27,7 +27,7 @@ type Cgroups struct {
 	contexts map[string][]string // groups of each context id, the oldest first
 	serial   int
 
-	most       string // processes and threads in a group; empty: no limit
+	most       int // processes and threads of all users' groups; zero: no limit
 	procSerial int
 	lent       []*ProcessGroup // those in which there may be processes
 	idle       []*ProcessGroup // those that wait for one
@@ -63,11 +63,15 @@ const kernelTasks = 160
 
 // limit sees to it that user processes cannot take the last of the kernel's tasks: the agent could start nothing any
 // more, not even a thread of its own. Each group gets a part, so that beside a program that starts processes without end
-// others can be started, to end it.
+// others can be started, to end it. Processor time is shared by group for the same reason: by task, as without groups, a
+// new process beside a thousand busy ones gets a thousandth, and takes minutes to begin.
 func (c *Cgroups) limit(threadsMax string) error {
-	for _, dir := range []string{c.root, c.user(""), c.user(procGroup)} {
-		if err := write(dir, "cgroup.subtree_control", "+pids"); err != nil {
-			return nil //nolint:nilerr // A kernel without: nothing is limited.
+	for _, controller := range []string{"+cpu", "+pids"} {
+		for _, dir := range []string{c.root, c.user(""), c.user(procGroup)} {
+			err := write(dir, "cgroup.subtree_control", controller)
+			if err != nil && controller == "+pids" {
+				return nil //nolint:nilerr // A kernel without: nothing is limited.
+			}
 		}
 	}
 	b, err := os.ReadFile(threadsMax)
@@ -78,17 +82,43 @@ func (c *Cgroups) limit(threadsMax string) error {
 	if err != nil {
 		return fmt.Errorf("limit processes: %w", err)
 	}
-	most = max(most, 2*kernelTasks) - kernelTasks
-	c.most = strconv.Itoa(most / 3)
-	return write(c.user(""), "pids.max", strconv.Itoa(most))
+	c.most = max(most, 2*kernelTasks) - kernelTasks
+	return write(c.user(""), "pids.max", strconv.Itoa(c.most))
 }
 
-// bound limits a group that was made.
-func (c *Cgroups) bound(dir string) error {
-	if c.most == "" {
+// leastShare is how many tasks a group may have however few are left.
+const leastShare = 16
+
+// share is how many tasks a group may have that begins now: a third of all, and never more than half of what is left, so
+// that several programs that start processes without end leave room too. Zero: no limit.
+func (c *Cgroups) share() int {
+	if c.most == 0 {
+		return 0
+	}
+	third := c.most / 3
+	fd, err := unix.Open(c.user("")+"/pids.current", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return third
+	}
+	defer unix.Close(fd)
+	var buf [32]byte
+	n, err := unix.Read(fd, buf[:])
+	if err != nil {
+		return third
+	}
+	now, err := strconv.Atoi(strings.TrimSpace(string(buf[:n])))
+	if err != nil {
+		return third
+	}
+	return max(leastShare, min(third, (c.most-now)/2))
+}
+
+// bound limits a group.
+func bound(dir string, share int) error {
+	if share == 0 {
 		return nil
 	}
-	return write(dir, "pids.max", c.most)
+	return write(dir, "pids.max", strconv.Itoa(share))
 }
 
 func (c *Cgroups) user(group string) string { return filepath.Join(c.root, userGroup, group) }
@@ -113,7 +143,7 @@ func (c *Cgroups) Context(id string) (*os.File, error) {
 	if err := os.Mkdir(c.user(name), 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, fmt.Errorf("make cgroup of context %s: %w", id, err)
 	}
-	if err := c.bound(c.user(name)); err != nil {
+	if err := bound(c.user(name), c.share()); err != nil {
 		return nil, err
 	}
 	return os.Open(c.user(name))

@@ -28,11 +28,13 @@ type ProcessGroup struct {
 	fd      int // of its directory
 	events  int // of its cgroup.events
 
+	share    int  // of the machine's tasks, as last written
 	released bool // guarded by the mutex of all
 }
 
 // Process lends a group for a process.
 func (c *Cgroups) Process() (*ProcessGroup, error) {
+	share := c.share()
 	c.mu.Lock()
 	if n := len(c.idle); n > 0 {
 		g := c.idle[n-1]
@@ -40,6 +42,10 @@ func (c *Cgroups) Process() (*ProcessGroup, error) {
 		g.released = false
 		c.lent = append(c.lent, g)
 		c.mu.Unlock()
+		if err := g.bound(share); err != nil {
+			g.Release()
+			return nil, fmt.Errorf("limit cgroup %s: %w", g.name, err)
+		}
 		return g, nil
 	}
 	c.procSerial++
@@ -50,7 +56,7 @@ func (c *Cgroups) Process() (*ProcessGroup, error) {
 		return nil, err
 	}
 	g := &ProcessGroup{cgroups: c, name: name, fd: -1, events: -1}
-	err := c.bound(dir)
+	err := g.bound(share)
 	if err == nil {
 		g.fd, err = unix.Open(dir, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	}
@@ -88,6 +94,18 @@ func (c *Cgroups) started() ([]int, error) {
 		pids = append(pids, pidsOf(b)...)
 	}
 	return pids, nil
+}
+
+// bound limits how many tasks there may be in it.
+func (g *ProcessGroup) bound(share int) error {
+	if share == g.share {
+		return nil
+	}
+	if err := bound(filepath.Join(g.cgroups.user(procGroup), g.name), share); err != nil {
+		return err
+	}
+	g.share = share
+	return nil
 }
 
 // FD is the directory, for starting a process in it.
