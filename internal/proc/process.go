@@ -34,7 +34,7 @@ func hold(child *os.Process, pidfd int, out *output, cmd *Command) (*Process, er
 	p := &Process{
 		name: filepath.Base(cmd.Path), pid: child.Pid, output: out, child: child, done: make(chan struct{}),
 	}
-	if err := p.prepare(cmd); err != nil {
+	if err := p.prepare(); err != nil {
 		_ = child.Kill()
 		_, _ = child.Wait()
 		_ = unix.Close(pidfd)
@@ -53,20 +53,10 @@ func hold(child *os.Process, pidfd int, out *output, cmd *Command) (*Process, er
 }
 
 // prepare runs before anything waits for the child, so that its entry in /proc stays even if it ends at once.
-func (p *Process) prepare(cmd *Command) error {
+func (p *Process) prepare() error {
 	var err error
 	if p.startTime, err = startTime(p.pid); err != nil {
 		return err
-	}
-	// A core file would hold a guest's memory.
-	limits := map[int]unix.Rlimit{unix.RLIMIT_CORE: {}}
-	if cmd.MaxFiles > 0 {
-		limits[unix.RLIMIT_NOFILE] = unix.Rlimit{Cur: cmd.MaxFiles, Max: cmd.MaxFiles}
-	}
-	for resource, limit := range limits {
-		if err := unix.Prlimit(p.pid, resource, &limit, nil); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("set resource limit: %w", err)
-		}
 	}
 	return nil
 }

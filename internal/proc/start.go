@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -27,6 +26,8 @@ type Command struct {
 	OutputMax int64
 	// Confine restricts the child where ConfinementAvailable says so; elsewhere it only gets no_new_privs.
 	Confine *Confine
+	// Jail puts the child into surroundings of its own; nil leaves it in the daemon's. Its Confine names the files there.
+	Jail *Jail
 	// MaxFiles bounds the child's descriptors; 0 leaves the daemon's limit.
 	MaxFiles uint64
 	// Tied has the kernel kill the child when the daemon dies. It occupies a thread of the daemon while the child runs, so
@@ -108,22 +109,14 @@ type spawned struct {
 // children and can never be taken off again. For the kernel it is that thread whose death ends a tied child, so it stays
 // until over is closed.
 func spawn(cmd *Command, files []*os.File, over <-chan struct{}) (*os.Process, int, error) {
-	rules, err := confinement(cmd.Confine)
-	if err != nil {
-		return nil, -1, fmt.Errorf("confine: %w", err)
-	}
-	if rules != nil {
-		defer func() { _ = rules.Close() }()
-	}
 	result := make(chan spawned, 1)
-	go func() {
-		runtime.LockOSThread() // Never unlocked: the thread ends with this goroutine instead of serving others.
-		s := spawnHere(cmd, files, rules)
+	freshThread(func() {
+		s := spawnHere(cmd, files)
 		result <- s
 		if cmd.Tied && s.err == nil {
 			<-over
 		}
-	}()
+	})
 	s := <-result
 	return s.child, s.pidfd, s.err
 }
@@ -139,14 +132,37 @@ func confinement(c *Confine) (*os.File, error) {
 	return ruleset(c, abi)
 }
 
-func spawnHere(cmd *Command, files []*os.File, rules *os.File) spawned {
+// restrict takes from the thread what the child is not to have, in an order in which each step can still be made.
+func restrict(cmd *Command) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return spawned{err: fmt.Errorf("set no_new_privs: %w", err)}
+		return fmt.Errorf("set no_new_privs: %w", err)
+	}
+	if cmd.Jail != nil {
+		if err := cmd.Jail.Jailer.enter(cmd); err != nil {
+			return fmt.Errorf("jail: %w", err)
+		}
+	}
+	// In the jail, whose files these are; and not before, for it would forbid to mount.
+	rules, err := confinement(cmd.Confine)
+	if err != nil {
+		return fmt.Errorf("confine: %w", err)
 	}
 	if rules != nil {
-		if err := restrictThread(rules); err != nil {
-			return spawned{err: fmt.Errorf("confine: %w", err)}
+		err := restrictThread(rules)
+		_ = rules.Close()
+		if err != nil {
+			return fmt.Errorf("confine: %w", err)
 		}
+	}
+	if cmd.Jail != nil {
+		return cmd.Jail.Jailer.close()
+	}
+	return nil
+}
+
+func spawnHere(cmd *Command, files []*os.File) spawned {
+	if err := restrict(cmd); err != nil {
+		return spawned{err: err}
 	}
 	dir := cmd.Dir
 	if dir == "" {
@@ -161,11 +177,55 @@ func spawnHere(cmd *Command, files []*os.File, rules *os.File) spawned {
 	if cmd.Tied {
 		sys.Pdeathsig = syscall.SIGKILL
 	}
+	if cmd.Jail != nil {
+		cmd.Jail.attributes(sys)
+	}
 	child, err := os.StartProcess(cmd.Path, append([]string{cmd.Path}, cmd.Args...), &os.ProcAttr{
 		Dir:   dir,
 		Env:   env,
 		Files: files,
 		Sys:   sys,
 	})
-	return spawned{child, pidfd, err}
+	if err != nil {
+		return spawned{pidfd: -1, err: err}
+	}
+	if err := limit(child.Pid, cmd); err != nil {
+		_ = child.Kill()
+		_, _ = child.Wait()
+		_ = unix.Close(pidfd)
+		return spawned{pidfd: -1, err: fmt.Errorf("set resource limit: %w", err)}
+	}
+	return spawned{child, pidfd, nil}
+}
+
+// limit bounds a child that nobody waits for yet. It runs on the thread that made the child.
+func limit(pid int, cmd *Command) error {
+	// A core file would hold a guest's memory.
+	limits := map[int]unix.Rlimit{unix.RLIMIT_CORE: {}}
+	if cmd.MaxFiles > 0 {
+		limits[unix.RLIMIT_NOFILE] = unix.Rlimit{Cur: cmd.MaxFiles, Max: cmd.MaxFiles}
+	}
+	for resource, limit := range limits {
+		err := unix.Prlimit(pid, resource, &limit, nil)
+		if errors.Is(err, unix.EPERM) && cmd.Jail != nil {
+			// The limits of another user's process are for those with CAP_SYS_RESOURCE, which not every root has.
+			if err = becomeThread(cmd.Jail.ID); err == nil {
+				err = unix.Prlimit(pid, resource, &limit, nil)
+			}
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
+		}
+	}
+	return nil
+}
+
+// becomeThread makes the calling thread, and no other, another user's. It must be about to end.
+func becomeThread(id uint32) error {
+	for _, call := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
+		if _, _, errno := unix.RawSyscall(call, uintptr(id), uintptr(id), uintptr(id)); errno != 0 {
+			return errno
+		}
+	}
+	return nil
 }
