@@ -89,7 +89,7 @@ func (s *Server) ping(w http.ResponseWriter, r *http.Request) error {
 	if err := conn.Ping(r.Context()); err != nil {
 		return fmt.Errorf("ping: %w", err)
 	}
-	return reply(w, http.StatusOK, map[string]any{"pong": true, "agent": conn.Hello().Agent})
+	return reply(w, http.StatusOK, api.Pong{Pong: true, Agent: conn.Hello().Agent})
 }
 
 // capture keeps the first maxCaptured bytes and counts the rest.

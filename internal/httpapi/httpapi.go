@@ -35,7 +35,11 @@ func (s *Server) Handler() http.Handler { return s.router(s.operations()) }
 
 func (s *Server) router(operations []operation) http.Handler {
 	mux := http.NewServeMux()
+	documents := documents()
 	for _, op := range operations {
+		if d := documents[op.pattern]; d != nil {
+			op.handle = d.strict(op.handle)
+		}
 		mux.HandleFunc(op.pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, op) })
 	}
 	return mux
