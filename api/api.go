@@ -19,6 +19,8 @@ const (
 	CodeInvalid      Code = "invalid"
 	CodeNotFound     Code = "not_found"
 	CodeDenied       Code = "denied"
+	CodeUnauthorized Code = "unauthorized" // no token, or one that is not good
+	CodeThrottled    Code = "throttled"    // too many wrong tokens, or too much at once: see Retry-After
 	CodeUnacceptable Code = "unacceptable"
 	CodeExists       Code = "exists"
 	CodeWrongState   Code = "wrong_state"
@@ -395,6 +397,10 @@ type VersionInfo struct {
 	PID     int    `json:"pid"`
 	Home    string `json:"home"`
 	Socket  string `json:"socket"`
+
+	// Over TCP, if the daemon serves that: where, and the pin of its key if it made its certificate itself.
+	Address     string `json:"address,omitempty"`
+	Fingerprint string `json:"fingerprint,omitempty"`
 }
 
 // TreeNode is a snapshot or sandbox in the family tree.

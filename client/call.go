@@ -52,10 +52,10 @@ func (g *Guest) Eval(ctx context.Context, req wire.EvalRequest, out call.Output)
 func (c *Client) upgrade(ctx context.Context, path string) (net.Conn, error) {
 	conn, err := c.dial(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("%w at %s: %w", ErrNoDaemon, c.address, err)
+		return nil, c.unreachable(ctx, err)
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	buffered, err := handshake(ctx, conn, c.base+path)
+	buffered, err := c.handshake(ctx, conn, c.base+path)
 	if !stop() && ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
@@ -65,13 +65,14 @@ func (c *Client) upgrade(ctx context.Context, path string) (net.Conn, error) {
 	return &upgraded{Conn: conn, r: buffered}, nil
 }
 
-func handshake(ctx context.Context, conn net.Conn, url string) (*bufio.Reader, error) {
+func (c *Client) handshake(ctx context.Context, conn net.Conn, url string) (*bufio.Reader, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
 	if err != nil {
 		return nil, fmt.Errorf("make request: %w", err)
 	}
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", callProtocol)
+	c.authorize(req)
 	if err := req.Write(conn); err != nil {
 		return nil, fmt.Errorf("send request: %w", err)
 	}

@@ -14,10 +14,8 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
 
 	"forkd.dev/forkd/api"
-	"forkd.dev/forkd/internal/layout"
 )
 
 // Errors of the way to the daemon, as opposed to its refusals, which are *api.Error.
@@ -32,36 +30,25 @@ var (
 type Client struct {
 	address string // as the user gave it
 	base    string
+	token   string
 	dial    func(ctx context.Context) (net.Conn, error)
 	http    *http.Client
 }
 
-// New makes a client of unix:///path or http://host:port.
-func New(address string) (*Client, error) {
-	if path, ok := strings.CutPrefix(address, "unix://"); ok {
-		if !strings.HasPrefix(path, "/") {
-			return nil, fmt.Errorf("daemon address %q: the path of a unix socket is absolute: unix:///path", address)
-		}
-		dial := func(ctx context.Context) (net.Conn, error) { return layout.DialSocket(ctx, path) }
-		return newClient(address, "http://forkd", dial), nil
-	}
-	u, err := url.Parse(address)
-	if err != nil || u.Scheme != "http" || u.Host == "" {
-		return nil, fmt.Errorf("daemon address %q: give unix:///path or http://host:port", address)
-	}
-	dial := func(ctx context.Context) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "tcp", u.Host)
-	}
-	return newClient(address, strings.TrimSuffix(address, "/"), dial), nil
+// New makes a client of unix:///path, http://host:port or https://host:port. See Open for tokens and certificates.
+func New(address string) (*Client, error) { return Open(Config{Address: address}) }
+
+func newClient(cfg Config, base string, dial func(context.Context) (net.Conn, error)) *Client {
+	connect := func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) }
+	transport := &http.Transport{DialContext: connect, DialTLSContext: connect, DisableCompression: true}
+	return &Client{address: cfg.Address, base: base, token: cfg.Token, dial: dial, http: &http.Client{Transport: transport}}
 }
 
-func newClient(address, base string, dial func(context.Context) (net.Conn, error)) *Client {
-	transport := &http.Transport{
-		DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
-		DisableCompression: true,
+// authorize shows the token, if there is one.
+func (c *Client) authorize(req *http.Request) {
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
 	}
-	return &Client{address: address, base: base, dial: dial, http: &http.Client{Transport: transport}}
 }
 
 // Address is what New was given.
@@ -104,6 +91,7 @@ func (c *Client) send(ctx context.Context, method, path, contentType string, bod
 	if body != nil {
 		req.Header.Set("Content-Type", contentType)
 	}
+	c.authorize(req)
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return nil, c.unreachable(ctx, err)
@@ -118,6 +106,9 @@ func (c *Client) send(ctx context.Context, method, path, contentType string, bod
 func (c *Client) unreachable(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
+	}
+	if e, ok := errors.AsType[*untrustedError](err); ok {
+		return fmt.Errorf("%w (%s): %w", ErrUntrusted, c.address, e)
 	}
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		return fmt.Errorf("%w at %s: %w", ErrNoDaemon, c.address, op.Err)

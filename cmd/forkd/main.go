@@ -54,9 +54,9 @@ func signalled() (context.Context, context.CancelFunc) {
 }
 
 // serve is given to the command line as a function: it knows the daemon only through its API otherwise.
-func serve(ctx context.Context, home layout.Home, log *slog.Logger, ready func()) error {
+func serve(ctx context.Context, home layout.Home, getenv func(string) string, log *slog.Logger, ready func()) error {
 	cfg := daemon.Config{Home: home, Version: version, Log: log}
-	if err := cfg.FromEnv(os.Getenv); err != nil {
+	if err := cfg.FromEnv(getenv); err != nil {
 		return err
 	}
 	return daemon.Run(ctx, cfg, ready)

@@ -1,5 +1,6 @@
-// Package access says who a request comes from and what that one may do: scopes, principals, tokens. It knows nothing of
-// HTTP or of machines; package httpapi asks it before every operation.
+// Package access says who a request comes from and what that one may do: scopes, principals, tokens and where they are
+// kept, and who has shown too many wrong ones. It knows nothing of HTTP or of machines; package httpapi asks it before
+// every operation.
 package access
 
 import "fmt"
@@ -41,6 +42,8 @@ type Principal struct {
 	Scope   Scope
 	Sandbox string // a token of this sandbox opens it and nothing else; "": any
 	TokenID string // "": no token, but the owner on the unix socket
+
+	stranger bool
 }
 
 // Owner is who reaches the daemon's unix socket: the kernel has checked.

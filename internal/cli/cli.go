@@ -40,11 +40,12 @@ type App struct {
 	Name     string // as it was called, for what to type next
 
 	// Serve runs a daemon until ctx ends, and calls ready once it answers.
-	Serve func(ctx context.Context, home layout.Home, log *slog.Logger, ready func()) error
+	Serve func(ctx context.Context, home layout.Home, getenv func(string) string, log *slog.Logger, ready func()) error
 
 	home        string
 	json        bool
 	noAutostart bool
+	settings    settings        // of a daemon to start
 	steps       []api.BuildStep // of a build, as it tells of them
 }
 
@@ -155,7 +156,7 @@ func (a *App) root() *cobra.Command {
 	root.AddCommand(
 		a.quickstart(), a.doctor(), a.build(), a.images(), a.run(), a.fork(), a.branch(), a.ls(), a.inspect(), a.exec(),
 		a.shell(), a.ps(), a.attach(), a.signal(), a.eval(), a.contexts(), a.cp(), a.files(), a.logs(), a.events(), a.stats(), a.pause(), a.resume(), a.suspend(), a.wake(), a.kill(), a.snapshot(), a.snapshots(),
-		a.snapshotInfo(), a.compact(), a.rmi(), a.tree(), a.workspace(), a.bench(), a.serve(), a.daemon(), a.version(),
+		a.snapshotInfo(), a.compact(), a.rmi(), a.tree(), a.workspace(), a.bench(), a.serve(), a.daemon(), a.token(), a.version(),
 	)
 	for _, c := range root.Commands() {
 		wrapArgs(c)

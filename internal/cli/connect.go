@@ -21,14 +21,7 @@ import (
 // connect returns a client of a daemon that answers, starting one if it may.
 func (a *App) connect(ctx context.Context) (*client.Client, error) {
 	if host := a.Getenv("FORKD_HOST"); host != "" {
-		c, err := client.New(host)
-		if err != nil {
-			return nil, usage("FORKD_HOST: %w", err)
-		}
-		if _, err := c.Version(ctx); err != nil {
-			return nil, &hinted{err, "start that daemon, or unset FORKD_HOST"}
-		}
-		return c, nil
+		return a.connectTo(ctx, host)
 	}
 	home, err := a.layout()
 	if err != nil {
@@ -49,6 +42,29 @@ func (a *App) connect(ctx context.Context) (*client.Client, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// connectTo returns a client of the daemon that the environment names.
+func (a *App) connectTo(ctx context.Context, host string) (*client.Client, error) {
+	c, err := client.Open(client.Config{
+		Address: host, Token: strings.TrimSpace(a.Getenv("FORKD_TOKEN")), CA: a.Getenv("FORKD_CA"), Fingerprint: a.Getenv("FORKD_FINGERPRINT"),
+	})
+	if err != nil {
+		return nil, usage("FORKD_HOST: %w", err)
+	}
+	_, err = c.Version(ctx)
+	e, refused := errors.AsType[*api.Error](err)
+	switch {
+	case err == nil:
+		return c, nil
+	case errors.Is(err, client.ErrUntrusted):
+		return nil, &hinted{err, "FORKD_FINGERPRINT=sha256//…, which forkd daemon status shows where the daemon runs, or FORKD_CA=FILE with its certificate"}
+	case refused && e.Code == api.CodeUnauthorized:
+		return nil, &hinted{err, "FORKD_TOKEN=…, which an administrator makes where the daemon runs: forkd token create"}
+	case refused:
+		return nil, err
+	}
+	return nil, &hinted{err, "start that daemon, or unset FORKD_HOST"}
 }
 
 // withDaemon connects, does one thing and closes.
@@ -126,7 +142,7 @@ func (a *App) launchDaemon(ctx context.Context, home layout.Home) error {
 		args = append([]string{"--home", home.Root}, args...)
 	}
 	_, err = proc.Start(ctx, &proc.Command{
-		Path: a.Self, Args: args, Env: os.Environ(), Dir: "/", Files: []*os.File{w},
+		Path: a.Self, Args: args, Env: a.settings.environ(os.Environ()), Dir: "/", Files: []*os.File{w},
 	})
 	_ = w.Close()
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -22,7 +23,8 @@ func (a *App) serve() *cobra.Command {
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
 		Long: "Run the daemon in the foreground, on a unix socket that only its owner may open. Other verbs start one in\n" +
-			"the background by themselves. Environment: FORKD_ACCELERATOR (auto, tcg, kvm), FORKD_MAX_SANDBOXES,\n" +
+			"the background by themselves. With --bind it serves TCP as well, to those who show a token (forkd token).\n\n" +
+			"What a flag sets the environment can, too. More of that: FORKD_ACCELERATOR (auto, tcg, kvm), FORKD_MAX_SANDBOXES,\n" +
 			"FORKD_HOT_MAX_BYTES, FORKD_STEP_MAX_BYTES (what finished steps of builds may take that nothing stands on).",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -41,6 +43,7 @@ func (a *App) serve() *cobra.Command {
 			return err
 		},
 	}
+	a.settings.flags(cmd)
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log every request")
 	cmd.Flags().BoolVar(&background, "background", false, "report to the process that started this one")
 	_ = cmd.Flags().MarkHidden("background")
@@ -100,7 +103,7 @@ func (a *App) runDaemon(ctx context.Context, verbose bool, ready func()) error {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: level}))
-	return a.Serve(ctx, home, log, ready)
+	return a.Serve(ctx, home, a.settings.over(a.Getenv), log, ready)
 }
 
 // daemonStatus is what `daemon status --json` prints.
@@ -111,6 +114,9 @@ type daemonStatus struct {
 	Socket    string `json:"socket"`
 	Home      string `json:"home"`
 	Sandboxes int    `json:"sandboxes"`
+
+	Address     string `json:"address,omitempty"`
+	Fingerprint string `json:"fingerprint,omitempty"`
 }
 
 func (a *App) daemon() *cobra.Command {
@@ -119,7 +125,7 @@ func (a *App) daemon() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(
-		&cobra.Command{Use: "start", Short: "Start it, if it is not running", Args: cobra.NoArgs, RunE: a.daemonStart},
+		a.daemonStart(),
 		a.daemonStop(),
 		&cobra.Command{
 			Use: "status", Short: "Say whether it runs; exit code 1 if not", Args: cobra.NoArgs,
@@ -164,6 +170,7 @@ func (a *App) status(ctx context.Context) (daemonStatus, error) {
 		return st, err
 	}
 	st.Running, st.PID, st.Version, st.Sandboxes = true, v.PID, v.Version, len(list)
+	st.Address, st.Fingerprint = v.Address, v.Fingerprint
 	return st, nil
 }
 
@@ -173,17 +180,38 @@ func (a *App) printStatus(st daemonStatus) error {
 			_, err := fmt.Fprintf(w, "not running (socket %s)\n", st.Socket)
 			return err
 		}
-		_, err := fmt.Fprintf(w, "running: pid %d, version %s, %d sandboxes\nsocket %s\nhome   %s\n", st.PID, st.Version,
+		fmt.Fprintf(w, "running: pid %d, version %s, %d sandboxes\nsocket %s\nhome   %s\n", st.PID, st.Version,
 			st.Sandboxes, st.Socket, st.Home)
-		return err
+		if st.Address != "" {
+			fmt.Fprintf(w, "TCP    %s\n", st.Address)
+		}
+		if st.Fingerprint != "" {
+			fmt.Fprintf(w, "key    %s (for FORKD_FINGERPRINT)\n", st.Fingerprint)
+		}
+		return nil
 	})
 }
 
-func (a *App) daemonStart(cmd *cobra.Command, _ []string) error {
+func (a *App) daemonStart() *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "start", Short: "Start it, if it is not running", Args: cobra.NoArgs, RunE: a.doDaemonStart,
+		Long: "Start the daemon in the background, if it is not running. It sees the environment of this command; see forkd serve.",
+	}
+	a.settings.flags(cmd)
+	return cmd
+}
+
+func (a *App) doDaemonStart(cmd *cobra.Command, _ []string) error {
 	ctx := cmd.Context()
 	st, err := a.status(ctx)
 	if err != nil {
 		return err
+	}
+	if st.Running && len(a.settings.given()) > 0 {
+		return &hinted{
+			fmt.Errorf("a daemon is running already (pid %d), and %s counts when one starts", st.PID, strings.Join(a.settings.given(), ", ")),
+			"forkd daemon stop, and this again",
+		}
 	}
 	if !st.Running {
 		home, err := a.layout()

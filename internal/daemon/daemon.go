@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/agentbin"
 	"forkd.dev/forkd/internal/engine/qemu"
 	"forkd.dev/forkd/internal/host"
@@ -33,6 +34,7 @@ type Config struct {
 	MaxSandboxes int
 	HotMaxBytes  int64
 	StepMaxBytes int64
+	Network      Network
 	Log          *slog.Logger
 }
 
@@ -61,6 +63,8 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 	default:
 		errs = append(errs, fmt.Errorf("FORKD_ACCELERATOR is %q: give auto, tcg or kvm", c.Accelerator))
 	}
+	c.Network = Network{Bind: getenv("FORKD_BIND"), TLSCert: getenv("FORKD_TLS_CERT"), TLSKey: getenv("FORKD_TLS_KEY")}
+	errs = append(errs, c.Network.check())
 	return errors.Join(errs...)
 }
 
@@ -99,6 +103,17 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 		}
 		err = errors.Join(err, leave(cleanup), ad.remove())
 	}()
+	tokens, err := access.Open(cfg.Home.Tokens())
+	if err != nil {
+		return err
+	}
+	var tcp *public
+	if cfg.Network.Bind != "" {
+		if tcp, err = listenTCP(ctx, cfg.Network, cfg.Home, tokens); err != nil {
+			return err
+		}
+		defer tcp.Close()
+	}
 	listener, err := listen(ctx, cfg.Home)
 	if err != nil {
 		return err
@@ -108,7 +123,7 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 	if err := ad.write(h.Tags()); err != nil {
 		cfg.Log.Warn("not advertised to other users of this host", "error", err)
 	}
-	return serve(ctx, cfg, h, listener, ready)
+	return serve(ctx, cfg, h, tokens, listener, tcp, ready)
 }
 
 func openHost(ctx context.Context, cfg Config, ad advert) (*host.Host, error) {
@@ -173,23 +188,33 @@ func removeSocket(path string) error {
 	return nil
 }
 
-func serve(ctx context.Context, cfg Config, h *host.Host, l net.Listener, ready func()) error {
+func serve(
+	ctx context.Context, cfg Config, h *host.Host, tokens *access.Store, l net.Listener, tcp *public, ready func(),
+) error {
 	api := &httpapi.Server{
 		Host: h, Log: cfg.Log,
 		Version: api.VersionInfo{
 			Version: cfg.Version, API: api.Version, PID: os.Getpid(), Home: cfg.Home.Root, Socket: cfg.Home.Socket,
 		},
+		Tokens: tokens,
+	}
+	listeners := []net.Listener{l}
+	if tcp != nil {
+		listeners = append(listeners, tcp)
+		api.Version.Address, api.Version.Fingerprint = tcp.url, tcp.pin
 	}
 	requests, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	server := &http.Server{
-		Handler: api.Handler(), ReadHeaderTimeout: 30 * time.Second,
-		BaseContext: func(net.Listener) context.Context { return requests },
-		ErrorLog:    slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+		Handler: api.Handler(), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 3 * time.Minute,
+		BaseContext: func(net.Listener) context.Context { return requests }, ConnContext: whose,
+		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(l) }()
+	failed := serveAll(server, listeners)
 	cfg.Log.Info("serving", "socket", cfg.Home.Socket, "home", cfg.Home.Root, "pid", os.Getpid())
+	if tcp != nil {
+		cfg.Log.Info("serving TCP", "address", tcp.url, "fingerprint", tcp.pin)
+	}
 	ready()
 	select {
 	case err := <-failed:
@@ -204,8 +229,10 @@ func serve(ctx context.Context, cfg Config, h *host.Host, l net.Listener, ready 
 	if err := server.Shutdown(stopCtx); err != nil {
 		_ = server.Close()
 	}
-	if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve: %w", err)
+	for range listeners {
+		if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
+			return fmt.Errorf("serve: %w", err)
+		}
 	}
 	return nil
 }

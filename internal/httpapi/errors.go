@@ -6,6 +6,7 @@ import (
 	"net/http"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/host"
@@ -29,6 +30,12 @@ func kinds() []struct {
 		{engine.ErrUnavailable, api.CodeUnavailable},
 		{engine.ErrLiveUnavailable, api.CodeIncompatible},
 		{host.ErrExhausted, api.CodeExhausted},
+		{access.ErrUnknown, api.CodeUnauthorized},
+		{access.ErrExpired, api.CodeUnauthorized},
+		{access.ErrInvalid, api.CodeInvalid},
+		{access.ErrDenied, api.CodeDenied},
+		{access.ErrMissing, api.CodeNotFound},
+		{access.ErrTooMany, api.CodeExhausted},
 		{host.ErrInvalid, api.CodeInvalid},
 		{host.ErrStep, api.CodeInvalid},
 		{lineage.ErrName, api.CodeInvalid},
@@ -51,6 +58,10 @@ func status(code api.Code) int {
 		return http.StatusNotFound
 	case api.CodeDenied:
 		return http.StatusForbidden
+	case api.CodeUnauthorized:
+		return http.StatusUnauthorized
+	case api.CodeThrottled:
+		return http.StatusTooManyRequests
 	case api.CodeUnacceptable:
 		return http.StatusNotAcceptable
 	case api.CodeExists, api.CodeWrongState, api.CodeBusy, api.CodeIncompatible:

@@ -56,7 +56,7 @@ func fileServer(t *testing.T) (base, dir string, guest *localGuest) {
 		return guest, nil
 	}}
 	s := &Server{Log: slog.New(slog.DiscardHandler)}
-	server := httptest.NewServer(s.router(f.operations()))
+	server := httptest.NewServer(asOwner(s.router(f.operations())))
 	t.Cleanup(server.Close)
 	return server.URL + "/v1/sandboxes/sb/files", t.TempDir(), guest
 }

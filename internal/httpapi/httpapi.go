@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/host"
 )
 
@@ -25,6 +26,9 @@ type Server struct {
 	Host    *host.Host
 	Log     *slog.Logger
 	Version api.VersionInfo
+	Tokens  *access.Store
+
+	failures access.Failures
 }
 
 // maxBody bounds JSON bodies; files and code travel in streams, or in an eval's body.
@@ -51,7 +55,11 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, op operation) {
 	w.Header().Set("X-Request-Id", id)
 	rec := &recorder{ResponseWriter: w}
 	start := time.Now()
-	err := op.handle(rec, r)
+	r, done, err := s.admit(rec, r, op)
+	defer done()
+	if err == nil {
+		err = op.handle(rec, r)
+	}
 	if err != nil && !rec.wrote {
 		writeError(rec, err, id)
 	}
@@ -138,8 +146,13 @@ func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) error {
 	return reply(w, http.StatusOK, map[string]bool{"ok": true})
 }
 
-func (s *Server) version(w http.ResponseWriter, _ *http.Request) error {
-	return reply(w, http.StatusOK, s.Version)
+// version tells where things are to those only who may do anything there.
+func (s *Server) version(w http.ResponseWriter, r *http.Request) error {
+	v := s.Version
+	if access.FromContext(r.Context()).Scope < access.Admin {
+		v = api.VersionInfo{Version: v.Version, API: v.API}
+	}
+	return reply(w, http.StatusOK, v)
 }
 
 func (s *Server) hostInfo(w http.ResponseWriter, r *http.Request) error {

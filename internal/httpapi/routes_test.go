@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/host"
 	"forkd.dev/forkd/internal/layout"
@@ -41,7 +42,18 @@ func testServer(t *testing.T) http.Handler {
 			t.Error(err)
 		}
 	})
-	return (&Server{Host: h, Log: log}).Handler()
+	tokens, err := access.Open(filepath.Join(t.TempDir(), "tokens.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return asOwner((&Server{Host: h, Log: log, Tokens: tokens}).Handler())
+}
+
+// asOwner serves as on the unix socket.
+func asOwner(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.ServeHTTP(w, r.WithContext(access.With(r.Context(), access.Owner())))
+	})
 }
 
 func TestRefusals(t *testing.T) {

@@ -59,6 +59,14 @@ func (h Home) Lock() string { return filepath.Join(h.Root, "daemon.lock") }
 // DaemonLog is what a daemon started in the background writes.
 func (h Home) DaemonLog() string { return filepath.Join(h.Root, "daemon.log") }
 
+// Tokens has the digests of the tokens that open the API over TCP.
+func (h Home) Tokens() string { return filepath.Join(h.Root, "tokens.json") }
+
+// Certificate is the daemon's own, made by itself, for TCP; its key is beside it.
+func (h Home) Certificate() (cert, key string) {
+	return filepath.Join(h.Root, "tls", "cert.pem"), filepath.Join(h.Root, "tls", "key.pem")
+}
+
 // Layers is the store of memory and disk layers.
 func (h Home) Layers() string { return filepath.Join(h.Root, "layers") }
 

@@ -1,0 +1,85 @@
+package cli
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// setting is a flag that stands for a variable of the daemon's environment, which is where the daemon reads what it is told.
+// Nothing secret is one: everybody on the host sees a command line.
+type setting struct {
+	flag, variable, usage string
+	file                  bool // the name of one
+	value                 string
+	given                 func() bool
+}
+
+// settings are a daemon's.
+type settings []*setting
+
+// all are made anew for each command that starts a daemon.
+func daemonSettings() settings {
+	return settings{
+		{flag: "bind", variable: "FORKD_BIND", usage: "serve TCP at this HOST:PORT as well; needs a token, and encrypts unless this host alone reaches it"},
+		{flag: "tls-cert", variable: "FORKD_TLS_CERT", usage: "certificate for TCP, a PEM `file`; read again when it changes (default: one of its own)", file: true},
+		{flag: "tls-key", variable: "FORKD_TLS_KEY", usage: "its key, a PEM `file`", file: true},
+	}
+}
+
+// flags gives a command the flags of the settings.
+func (s *settings) flags(cmd *cobra.Command) {
+	all := daemonSettings()
+	for _, x := range all {
+		cmd.Flags().StringVar(&x.value, x.flag, "", x.usage+" (environment: "+x.variable+")")
+		x.given = func() bool { return cmd.Flags().Changed(x.flag) }
+	}
+	*s = append(*s, all...)
+}
+
+// given are the flags that were given.
+func (s settings) given() (flags []string) {
+	for _, x := range s {
+		if x.given() {
+			flags = append(flags, "--"+x.flag)
+		}
+	}
+	return flags
+}
+
+// text is a setting's value. A daemon works in another directory than who starts it.
+func (x *setting) text() string {
+	if x.file && x.value != "" {
+		if abs, err := filepath.Abs(x.value); err == nil {
+			return abs
+		}
+	}
+	return x.value
+}
+
+// over is the environment with the flags in the place of their variables.
+func (s settings) over(getenv func(string) string) func(string) string {
+	return func(name string) string {
+		for _, x := range s {
+			if x.variable == name && x.given() {
+				return x.text()
+			}
+		}
+		return getenv(name)
+	}
+}
+
+// environ is the same for another program.
+func (s settings) environ(env []string) []string {
+	env = slices.Clone(env)
+	for _, x := range s {
+		if !x.given() {
+			continue
+		}
+		env = slices.DeleteFunc(env, func(e string) bool { return strings.HasPrefix(e, x.variable+"=") })
+		env = append(env, x.variable+"="+x.text())
+	}
+	return env
+}

@@ -1,0 +1,154 @@
+package httpapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"strings"
+	"time"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/access"
+)
+
+// admit says who a request comes from, in the context of the one it returns, and refuses who may not do what it asks. The
+// context ends with the token, so that what lasts long ends as well. done is to be called when the request has been served.
+func (s *Server) admit(w http.ResponseWriter, r *http.Request, op operation) (admitted *http.Request, done func(), err error) {
+	if op.scope == access.None {
+		return r, func() {}, nil
+	}
+	who := access.FromContext(r.Context()) // of the connection: the owner on the unix socket, else nobody
+	if who.Stranger() {
+		return r, func() {}, &api.Error{
+			Code: api.CodeDenied, Message: "this socket answers the daemon's own user and root only, and you are " + who.Name,
+			Hint: "over TCP a token opens it: forkd serve --bind, forkd token create",
+		}
+	}
+	ctx, done := r.Context(), func() {}
+	if shown, ok := bearer(r); ok || who.Scope == access.None {
+		if who, ctx, done, err = s.checkToken(w, r, shown); err != nil {
+			return r, func() {}, err
+		}
+	}
+	r = r.WithContext(access.With(ctx, who))
+	if !who.May(op.scope, op.sandboxOf(r, who)) {
+		return r, done, refused(who, op)
+	}
+	return r, done, nil
+}
+
+// sandboxOf is the sandbox that a request is about, or "".
+func (op operation) sandboxOf(r *http.Request, who access.Principal) string {
+	if op.pattern == "GET /version" { // what a client asks first, whatever its token opens
+		return who.Sandbox
+	}
+	if _, path, _ := strings.Cut(op.pattern, " "); path == sandboxPath || strings.HasPrefix(path, sandboxPath+"/") {
+		return r.PathValue("id")
+	}
+	return ""
+}
+
+const sandboxPath = "/v1/sandboxes/{id}"
+
+func refused(who access.Principal, op operation) error {
+	e := &api.Error{Code: api.CodeDenied}
+	if who.Scope < op.scope {
+		e.Message = fmt.Sprintf("this needs scope %s, and the token %s has %s", op.scope, who.TokenID, who.Scope)
+		e.Hint = "forkd token create --scope " + op.scope.String()
+		return e
+	}
+	e.Message = fmt.Sprintf("the token %s opens sandbox %s and nothing else", who.TokenID, who.Sandbox)
+	return e
+}
+
+// bearer is the token that a request shows, and whether it shows any.
+func bearer(r *http.Request) (string, bool) {
+	values := r.Header.Values("Authorization")
+	if len(values) == 0 {
+		return "", false
+	}
+	scheme, token, _ := strings.Cut(strings.TrimSpace(values[0]), " ")
+	if !strings.EqualFold(scheme, "Bearer") || len(values) > 1 {
+		return "", true
+	}
+	return strings.TrimSpace(token), true
+}
+
+// checkToken finds whose token it is. It says nothing about what was shown, which may be a secret mistyped.
+func (s *Server) checkToken(w http.ResponseWriter, r *http.Request, shown string) (access.Principal, context.Context, func(), error) {
+	fail := func(err error) (access.Principal, context.Context, func(), error) {
+		return access.Principal{}, nil, nil, err
+	}
+	now := time.Now()
+	from := remote(r)
+	token, gone, err := s.Tokens.Check(shown)
+	if err == nil && token.Sandbox != "" && s.sandboxGone(token.Sandbox) {
+		err = errSandboxGone
+	}
+	id := token.ID
+	if err != nil {
+		id = ""
+	}
+	if wait := s.failures.Refused(from, id, now); wait > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(wait.Seconds())))
+		return fail(&api.Error{
+			Code: api.CodeThrottled, Message: fmt.Sprintf("too many wrong tokens from %s; wait %s", from, wait),
+		})
+	}
+	if err != nil {
+		w.Header().Set("WWW-Authenticate", `Bearer realm="forkd"`)
+		if shown == "" && len(r.Header.Values("Authorization")) == 0 { // no guess
+			return fail(&api.Error{
+				Code: api.CodeUnauthorized, Message: "this needs a token",
+				Hint: "send Authorization: Bearer TOKEN; for the command line: FORKD_TOKEN; an administrator makes one: forkd token create",
+			})
+		}
+		s.failures.Failed(from, now)
+		return fail(unauthorized(err))
+	}
+	s.failures.Succeeded(from, id, now)
+	ctx, done := withToken(r.Context(), token, gone)
+	return token.Principal(), ctx, done, nil
+}
+
+var errSandboxGone = errors.New("the token's sandbox is gone")
+
+func unauthorized(err error) error {
+	return &api.Error{
+		Code: api.CodeUnauthorized, Message: err.Error(), Hint: "an administrator makes another: forkd token create",
+	}
+}
+
+// withToken is a context that ends with a token.
+func withToken(parent context.Context, t access.Token, gone <-chan struct{}) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	stop := func() {}
+	if !t.Expires.IsZero() {
+		timer := time.AfterFunc(time.Until(t.Expires), func() { cancel(access.ErrExpired) })
+		stop = func() { timer.Stop() }
+	}
+	ended := make(chan struct{})
+	go func() {
+		select {
+		case <-gone:
+			cancel(access.ErrUnknown)
+		case <-ended:
+		}
+	}()
+	return ctx, func() {
+		stop()
+		close(ended)
+		cancel(nil)
+	}
+}
+
+func remote(r *http.Request) netip.Addr {
+	ap, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil {
+		return netip.Addr{} // the unix socket
+	}
+	return ap.Addr().Unmap()
+}
