@@ -83,13 +83,23 @@ func (a *App) doQuickstart(ctx context.Context, c *client.Client, begin time.Tim
 	if report.Built, err = a.ensureParent(ctx, c); err != nil {
 		return err
 	}
-	if report.Snapshot, err = c.SnapshotInfo(ctx, quickstartTag); err != nil {
-		return err
-	}
 	if err := endOld(ctx, c); err != nil {
 		return err
 	}
-	if err := a.forkTen(ctx, c, report); err != nil {
+	err = a.forkTen(ctx, c, report)
+	if e, ok := errors.AsType[*api.Error](err); ok && e.Code == api.CodeIncompatible && !report.Built {
+		// Made on another host, or by a version whose machines were others: what a first run would do helps.
+		a.progress("%s", printable(e.Message))
+		if err := a.buildParent(ctx, c, true); err != nil {
+			return err
+		}
+		report.Built = true
+		err = a.forkTen(ctx, c, report)
+	}
+	if err != nil {
+		return err
+	}
+	if report.Snapshot, err = c.SnapshotInfo(ctx, quickstartTag); err != nil {
 		return err
 	}
 	report.TotalMS = since(begin)
@@ -122,13 +132,17 @@ func (a *App) ensureParent(ctx context.Context, c *client.Client) (built bool, e
 	if e, ok := errors.AsType[*api.Error](err); !ok || e.Code != api.CodeNotFound {
 		return false, err
 	}
+	return true, a.buildParent(ctx, c, false)
+}
+
+func (a *App) buildParent(ctx context.Context, c *client.Client, replace bool) error {
 	a.progress("building %s; this takes a few minutes, once", quickstartTag)
 	dir, ok := recipes.Find(quickstartTag)
 	if !ok {
-		return false, fmt.Errorf("recipe %s is missing from this program", quickstartTag)
+		return fmt.Errorf("recipe %s is missing from this program", quickstartTag)
 	}
-	_, err = a.doBuild(ctx, c, dir, "recipe.yaml", client.BuildOptions{Tag: quickstartTag})
-	return true, err
+	_, err := a.doBuild(ctx, c, dir, "recipe.yaml", client.BuildOptions{Tag: quickstartTag, Replace: replace})
+	return err
 }
 
 // endOld ends the child an earlier quickstart kept.
