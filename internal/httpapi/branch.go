@@ -20,6 +20,11 @@ func (s *Server) branch(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}
+	if req.N > 0 {
+		if err := manyAllowed(r); err != nil {
+			return err
+		}
+	}
 	spec, err := branchSpec(req)
 	if err != nil {
 		return err

@@ -29,6 +29,7 @@ type Server struct {
 	Tokens  *access.Store
 
 	failures access.Failures
+	find     func(sandbox string) error // in tests; nil: the host knows
 }
 
 // maxBody bounds JSON bodies; files and code travel in streams, or in an eval's body.
