@@ -68,6 +68,7 @@ func (s *Server) createToken(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("create a token: %w", err)
 	}
+	noteCreated(r, "token", token.ID)
 	out := tokenView(token)
 	out.Token = secret
 	w.Header().Set("Cache-Control", "no-store")
@@ -111,6 +112,7 @@ func (s *Server) revokeToken(w http.ResponseWriter, r *http.Request) error {
 	if err := s.Tokens.Revoke(r.PathValue("token"), r.PathValue("id")); err != nil {
 		return fmt.Errorf("revoke: %w", err)
 	}
+	noteTouched(r, "token", r.PathValue("token"))
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
