@@ -83,6 +83,12 @@ type Snapshot struct {
 	Error        string  `json:"error,omitempty"`         // of a failed one
 
 	Children []Sandbox `json:"children,omitempty"` // in the reply to a branch that asked for children
+
+	// Of the existing forkd's clients.
+	Dir               string  `json:"dir"`                           // of its record, on the daemon's host
+	DiffMS            float64 `json:"diff_ms,omitempty"`             // of a diff: its pause
+	DiffPhysicalBytes int64   `json:"diff_physical_bytes,omitempty"` // of a diff: memory_own_bytes
+	DiffLogicalBytes  int64   `json:"diff_logical_bytes,omitempty"`  // of a diff: memory_bytes
 }
 
 // BranchRequest is the body of POST /v1/sandboxes/{id}/branch. All fields are optional.
@@ -131,6 +137,12 @@ type SnapshotInfo struct {
 	Ancestors   []string       `json:"ancestors"` // root first
 	Dependents  []string       `json:"dependents"`
 	Config      *ImageConfig   `json:"config,omitempty"` // of its image; not known of snapshots made by older versions
+
+	// Of the existing forkd's clients.
+	ParentTag           *string `json:"parent_tag"`            // the same as parent
+	ParentContentHash   *string `json:"parent_content_hash"`   // its id
+	MemoryLogicalBytes  int64   `json:"memory_logical_bytes"`  // memory_bytes
+	MemoryPhysicalBytes int64   `json:"memory_physical_bytes"` // memory_own_bytes
 }
 
 // ImageConfig is how an image's programs are started: the defaults of every process of a sandbox, and what runs when
@@ -183,11 +195,20 @@ type Sandbox struct {
 
 	ReadyMS      float64      `json:"ready_ms,omitempty"`  // request to awake, waiting for siblings included
 	WaitedMS     float64      `json:"waited_ms,omitempty"` // of that, for the memory of a snapshot that was still being written
-	BranchCount  int          `json:"branch_count,omitempty"`
+	BranchCount  int          `json:"branch_count"`
 	LatestBranch string       `json:"latest_branch,omitempty"` // tag; the parent of its next branch
 	CloneReport  *CloneReport `json:"clone_report,omitempty"`
 	Config       *ImageConfig `json:"config,omitempty"` // of its image; in the reply to GET /v1/sandboxes/{id}
 	Error        *Error       `json:"error,omitempty"`
+
+	Workspace string   `json:"workspace,omitempty"` // that it is, if it is one
+	Warnings  []string `json:"warnings,omitempty"`  // what of the request was not done as it says; in the reply to a fork
+
+	// Of the existing forkd's clients. A sandbox has no namespace and no address of its own here.
+	Netns                *string `json:"netns"`
+	GuestAddr            *string `json:"guest_addr"`
+	HasBranched          bool    `json:"has_branched"`
+	LastBranchMemoryPath *string `json:"last_branch_memory_path"`
 }
 
 // CloneReport says what a child has of its own and what it still shares with its siblings.
@@ -220,7 +241,7 @@ type ForkRequest struct {
 	PerChildNetns bool `json:"per_child_netns,omitempty"`
 	LiveFork      bool `json:"live_fork,omitempty"`
 	Prewarm       bool `json:"prewarm,omitempty"`
-	// Asks for what is not built yet; refused, not ignored, when set.
+	// Wishes of the existing forkd's clients, some of which always have them. What is not granted is in the reply's warnings.
 	MemoryLimitMiB int  `json:"memory_limit_mib,omitempty"`
 	Hugepages      bool `json:"hugepages,omitempty"`
 }

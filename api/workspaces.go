@@ -30,3 +30,13 @@ type Workspace struct {
 	CreatedAtUnix     int64   `json:"created_at_unix"`
 	LastActiveUnix    int64   `json:"last_active_unix"` // made, suspended or resumed
 }
+
+// CreateSnapshotRequest is the body of POST /v1/snapshots, which the existing forkd's clients have.
+type CreateSnapshotRequest struct {
+	Tag          string `json:"tag"`
+	Kernel       string `json:"kernel"`
+	Rootfs       string `json:"rootfs"`
+	RW           bool   `json:"rw,omitempty"`
+	Tap          string `json:"tap,omitempty"`
+	BootWaitSecs int    `json:"boot_wait_secs,omitempty"`
+}

@@ -17,6 +17,7 @@ type status struct {
 	PID     int    `json:"pid"`
 	Version string `json:"version"`
 	Socket  string `json:"socket"`
+	Address string `json:"address"`
 }
 
 func (f *forkd) status() status {

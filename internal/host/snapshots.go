@@ -26,6 +26,7 @@ type SnapshotView struct {
 
 	Progress float64 // of a writing one: 0 to 1
 	Reason   string  // of a failed one
+	Dir      string  // of its record
 }
 
 // snapshot resolves the tag of a snapshot that is ready.
@@ -222,7 +223,10 @@ func (h *Host) viewSnapshot(m store.Snapshot) SnapshotView {
 
 // viewLocked describes a ready snapshot, but for what must be read from disk. The caller holds mu.
 func (h *Host) viewLocked(m store.Snapshot) SnapshotView {
-	v := SnapshotView{Snapshot: m, Status: lineage.Ready, Hot: h.hot.has(m), Sandboxes: h.sandboxesOf(m.Tag), Progress: 1}
+	v := SnapshotView{
+		Snapshot: m, Status: lineage.Ready, Hot: h.hot.has(m), Sandboxes: h.sandboxesOf(m.Tag), Progress: 1,
+		Dir: h.cfg.Home.Snapshot(m.Tag),
+	}
 	family := h.family()
 	v.Ancestors, v.Dependents = lineage.Ancestors(m.Tag, family), lineage.Dependents(m.Tag, family)
 	return v
@@ -232,7 +236,7 @@ func (h *Host) viewLocked(m store.Snapshot) SnapshotView {
 func (h *Host) viewWriting(w *writing) SnapshotView {
 	v := SnapshotView{
 		Snapshot: w.m, Status: w.status, Sandboxes: h.sandboxesOf(w.m.Tag), Progress: w.progress(),
-		Ancestors: lineage.Ancestors(w.m.Tag, h.family()), Dependents: []string{},
+		Ancestors: lineage.Ancestors(w.m.Tag, h.family()), Dependents: []string{}, Dir: h.cfg.Home.Snapshot(w.m.Tag),
 	}
 	if w.err != nil {
 		v.Reason = w.err.Error()

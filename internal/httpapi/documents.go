@@ -18,7 +18,7 @@ func documents() map[string]*document {
 	all := map[string]*document{}
 	for _, part := range []map[string]*document{
 		hostDocuments(), snapshotDocuments(), sandboxDocuments(), guestDocuments(), contextDocuments(), fileDocuments(),
-		workspaceDocuments(), eventDocuments(), tokenDocuments(),
+		workspaceDocuments(), eventDocuments(),
 	} {
 		maps.Copy(all, part)
 	}
@@ -54,6 +54,10 @@ func snapshotDocuments() map[string]*document {
 		"GET /v1/images":         {id: "listImages", replies: ok([]api.Image{})},
 		"DELETE /v1/images/{id}": {id: "removeImage", replies: noContent()},
 		"GET /v1/snapshots":      {id: "listSnapshots", query: []parameter{all}, replies: ok([]api.Snapshot{})},
+		"POST /v1/snapshots": {
+			id: "createSnapshot", body: api.CreateSnapshotRequest{}, replies: created(api.Snapshot{}),
+			about: "Of the existing forkd's clients. Answered with 501: see POST /v1/builds.",
+		},
 		"GET /v1/snapshots/{tag}": {
 			id: "snapshot", query: []parameter{wait}, replies: ok(api.SnapshotInfo{}),
 		},

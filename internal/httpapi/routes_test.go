@@ -29,11 +29,6 @@ func (noEngine) Probe(context.Context) (*engine.Features, error) { return nil, e
 // testServer is the API over a host without snapshots.
 func testServer(t *testing.T) http.Handler {
 	t.Helper()
-	return asOwner(newServer(t).Handler())
-}
-
-func newServer(t *testing.T) *Server {
-	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	h, err := host.Open(t.Context(), host.Config{
 		Home: layout.Home{Root: filepath.Join(t.TempDir(), "home"), Runtime: t.TempDir()}, Engine: noEngine{}, Log: log,
@@ -51,7 +46,7 @@ func newServer(t *testing.T) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Server{Host: h, Log: log, Tokens: tokens}
+	return asOwner((&Server{Host: h, Log: log, Tokens: tokens}).Handler())
 }
 
 // asOwner serves as on the unix socket.

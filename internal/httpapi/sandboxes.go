@@ -18,7 +18,6 @@ func (s *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}
-	noteTouched(r, "snapshot", req.SnapshotTag)
 	spec, err := forkSpec(req)
 	if err != nil {
 		return err
@@ -38,7 +37,9 @@ func (s *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	list := make([]api.Sandbox, len(results))
 	for i, res := range results {
 		list[i] = forkResult(res, spec)
-		noteForked(r, list[i])
+		if res.Err == nil {
+			list[i].Warnings = forkWarnings(req)
+		}
 	}
 	return reply(w, http.StatusCreated, list)
 }
@@ -48,9 +49,8 @@ func forkSpec(req api.ForkRequest) (host.ForkSpec, error) {
 	if req.N != nil {
 		n = *req.N
 	}
-	if req.MemoryLimitMiB != 0 || req.Hugepages {
-		return host.ForkSpec{}, fmt.Errorf("memory_limit_mib and hugepages: %w yet; a child is bounded by its machine's memory",
-			host.ErrUnsupported)
+	if req.MemoryLimitMiB < 0 {
+		return host.ForkSpec{}, fmt.Errorf("%w: memory_limit_mib is %d", host.ErrInvalid, req.MemoryLimitMiB)
 	}
 	// Seconds beyond what a Duration holds would wrap around.
 	if req.TTLSeconds < 0 || req.TTLSeconds > math.MaxInt64/2/float64(time.Second) || math.IsNaN(req.TTLSeconds) {
@@ -60,6 +60,17 @@ func forkSpec(req api.ForkRequest) (host.ForkSpec, error) {
 		Tag: req.SnapshotTag, N: n, Labels: req.Labels, Env: req.Env, TTL: seconds(req.TTLSeconds), CPUs: req.CPUs,
 		MemoryBytes: req.MemoryBytes,
 	}, nil
+}
+
+// forkWarnings say what the existing forkd's clients ask for and do not get: some of them always ask.
+func forkWarnings(req api.ForkRequest) (warnings []string) {
+	if req.MemoryLimitMiB > 0 {
+		warnings = append(warnings, fmt.Sprintf("memory_limit_mib: %d is not enforced; a sandbox is bounded by its machine's memory", req.MemoryLimitMiB))
+	}
+	if req.Hugepages {
+		warnings = append(warnings, "hugepages: there are none here; memory is in pages of the usual size")
+	}
+	return warnings
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
@@ -97,7 +108,7 @@ func sandbox(v host.View) api.Sandbox {
 		CreatedAtUnix: v.Created.Unix(), PID: v.PID, Hostname: v.Hostname, Labels: v.Labels, CPUs: v.Format.CPUs,
 		MemoryBytes: v.Format.MemoryBytes, MemoryOwnBytes: v.Usage.OwnBytes, Accelerator: v.Format.Accelerator,
 		ReadyMS: float64(v.Ready.Microseconds()) / 1000, WaitedMS: float64(v.Waited.Microseconds()) / 1000, MemorySharedBytes: v.Usage.SharedBytes, DiskOwnBytes: v.DiskOwn,
-		BranchCount: v.Branches, LatestBranch: v.LatestBranch,
+		BranchCount: v.Branches, LatestBranch: v.LatestBranch, HasBranched: v.Branches > 0, Workspace: v.Workspace,
 	}
 	if !v.Expires.IsZero() {
 		out.ExpiresAtUnix = v.Expires.Unix()

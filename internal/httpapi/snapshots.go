@@ -31,7 +31,7 @@ func snapshot(v host.SnapshotView) api.Snapshot {
 		Parent: v.Parent, Image: v.Image, Recipe: v.Recipe, Warm: notNil(v.Warm), CPUs: v.Engine.CPUs,
 		MemoryBytes: v.Engine.MemoryBytes, MemoryOwnBytes: v.MemoryOwn, DiskOwnBytes: v.DiskOwn, StoredBytes: v.Stored,
 		Hot: v.Hot, Sandboxes: v.Sandboxes, MemorySharedBytes: v.MemoryShared, DiskSharedBytes: v.DiskShared,
-		Error: v.Reason, Step: lineage.IsStep(v.Tag),
+		Error: v.Reason, Step: lineage.IsStep(v.Tag), Dir: v.Dir,
 	}
 	if v.Status == lineage.Ready { // before that there is no manifest yet whose digest it could be
 		out.ID = v.ID()
@@ -41,6 +41,9 @@ func snapshot(v host.SnapshotView) api.Snapshot {
 	if b := v.Branch; b != nil {
 		out.BranchedFrom, out.Mode, out.ModeReason = b.From, b.Mode, b.ModeReason
 		out.PauseMS, out.FrozenMS, out.SetupMS, out.CopyMS, out.WriteMS = b.PauseMS, b.FrozenMS, b.SetupMS, b.CopyMS, b.WriteMS
+		if b.Mode == string(host.BranchDiff) {
+			out.DiffMS, out.DiffPhysicalBytes, out.DiffLogicalBytes = b.PauseMS, v.MemoryOwn, v.Engine.MemoryBytes
+		}
 	}
 	return out
 }
@@ -54,12 +57,16 @@ func (s *Server) snapshotInfo(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, api.SnapshotInfo{
+	info := api.SnapshotInfo{
 		Snapshot: snapshot(v), Engine: asMap(v.Engine), Kernel: v.Kernel, Agent: v.Agent, MemoryLayer: v.Memory.String(),
 		DiskLayer: v.Disk.String(), StateBytes: v.StateBytes, RecipeText: v.RecipeText, BootMS: v.BootMS, WarmMS: v.WarmMS,
 		ChainDepth: len(v.Ancestors), Ancestors: notNil(v.Ancestors), Dependents: notNil(v.Dependents),
-		Config: imageConfig(v.Config),
-	})
+		Config: imageConfig(v.Config), MemoryLogicalBytes: v.Engine.MemoryBytes, MemoryPhysicalBytes: v.MemoryOwn,
+	}
+	if v.Parent != "" {
+		info.ParentTag, info.ParentContentHash = &v.Parent, &v.ParentID
+	}
+	return reply(w, http.StatusOK, info)
 }
 
 // imageConfig is nil for a snapshot from before there was one.
