@@ -75,6 +75,14 @@ type DiskMovedError struct{ Err error }
 func (e *DiskMovedError) Error() string { return e.Err.Error() }
 func (e *DiskMovedError) Unwrap() error { return e.Err }
 
+// Confined is implemented by machines that know what keeps their VM process from the rest of the host.
+type Confined interface {
+	// Layers are the layers of confinement that are on: as the kernel shows them, where it does. Nil once it has ended.
+	Layers() []string
+	// LiveReason says why this machine, other than Features say of a new one, cannot be captured live, or "".
+	LiveReason(ctx context.Context) (string, error)
+}
+
 // Pauser is implemented by machines whose CPUs can be halted and let run again (Features.Pause). Both directions are
 // idempotent. A halted machine keeps its memory and its connections; its clocks stand still.
 type Pauser interface {

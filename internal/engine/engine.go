@@ -91,6 +91,7 @@ type Ref struct {
 	PID       int    `json:"pid"`
 	StartTime uint64 `json:"start_time"`
 	Dir       string `json:"dir"`
+	Layers    string `json:"layers,omitempty"` // of confinement, separated by commas, that it was started with
 }
 
 // Features is what Probe found.
@@ -101,6 +102,9 @@ type Features struct {
 	KVMUsable         bool   `json:"kvm_usable"`
 	Confined          string `json:"confined"` // "landlock" or "" with the reason in ConfinedReason
 	ConfinedReason    string `json:"confined_reason,omitempty"`
+	// Layers are those of confinement that a machine started now gets; what more a jail would give it lacks for JailReason.
+	Layers     []string `json:"layers"`
+	JailReason string   `json:"jail_reason,omitempty"`
 
 	// Powers beyond Machine and Engine; a test holds them against the interfaces.
 	Capture    bool   `json:"capture"` // Capturer, in mode diff

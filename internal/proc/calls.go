@@ -44,7 +44,9 @@ const (
 // by the call that makes it, clone must be let make them.
 func callFilter(spacesByClone bool) []unix.SockFilter {
 	var p []unix.SockFilter
-	load := func(offset uint32) { p = append(p, unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}) }
+	load := func(offset uint32) {
+		p = append(p, unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset})
+	}
 	end := func(result uint32) { p = append(p, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: result}) }
 	// when does what follows, up to n instructions, only if the comparison holds.
 	when := func(compare uint16, with uint32, n uint8) {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -174,15 +175,9 @@ func (j *Jail) attributes(sys *syscall.SysProcAttr) {
 // Observed are the layers that the kernel shows around a process, for one that may have been started by another daemon.
 // Landlock and the choice of calls are not among them: the kernel does not show them.
 func Observed(pid int) ([]string, error) {
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	fields, err := status(pid)
 	if err != nil {
-		return nil, fmt.Errorf("look at process %d: %w", pid, err)
-	}
-	fields := map[string]string{}
-	for line := range strings.Lines(string(status)) {
-		if name, value, ok := strings.Cut(line, ":"); ok {
-			fields[name] = strings.TrimSpace(value)
-		}
+		return nil, err
 	}
 	var seen []string
 	differs := func(space string) (bool, error) {
@@ -204,8 +199,11 @@ func Observed(pid int) ([]string, error) {
 			seen = append(seen, s[1])
 		}
 	}
-	uid, _, _ := strings.Cut(fields["Uid"], "\t")
-	if strings.Trim(fields["CapEff"]+fields["CapPrm"], "0") == "" && uid != fmt.Sprint(os.Geteuid()) {
+	owner, err := Owner(pid)
+	if err != nil {
+		return nil, err
+	}
+	if strings.Trim(fields["CapEff"]+fields["CapPrm"], "0") == "" && owner != uint32(os.Geteuid()) {
 		seen = append(seen, LayerUser)
 	}
 	if fields["NoNewPrivs"] == "1" {
@@ -216,4 +214,32 @@ func Observed(pid int) ([]string, error) {
 	}
 	slices.Sort(seen)
 	return seen, nil
+}
+
+// Owner is the user that a process is of.
+func Owner(pid int) (uint32, error) {
+	fields, err := status(pid)
+	if err != nil {
+		return 0, err
+	}
+	uid, _, _ := strings.Cut(fields["Uid"], "\t")
+	n, err := strconv.ParseUint(uid, 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("look at process %d: %w", pid, err)
+	}
+	return uint32(n), nil
+}
+
+func status(pid int) (map[string]string, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return nil, fmt.Errorf("look at process %d: %w", pid, err)
+	}
+	fields := map[string]string{}
+	for line := range strings.Lines(string(text)) {
+		if name, value, ok := strings.Cut(line, ":"); ok {
+			fields[name] = strings.TrimSpace(value)
+		}
+	}
+	return fields, nil
 }

@@ -46,4 +46,3 @@ func BenchmarkStart(b *testing.B) {
 		})
 	}
 }
-

@@ -71,6 +71,8 @@ func child(out io.Writer, args []string) int {
 			fmt.Fprintf(out, "%s: %v\n", path, err)
 			f.Close()
 		}
+	case "attack":
+		attack(out, parsePrey(args[1:]))
 	case "dial":
 		_, err := net.Dial("tcp", args[1])
 		fmt.Fprintln(out, err)

@@ -59,7 +59,11 @@ func (e *Engine) adopt(ctx context.Context, a *engine.Adoption) (*machine, []str
 	if err != nil {
 		return nil, nil, err
 	}
-	m.live = e.liveReason
+	m.layers = a.Ref.Layers
+	if m.id, err = jailOf(process); err != nil {
+		return nil, nil, errors.Join(err, m.Detach())
+	}
+	m.live = e.liveFor(m)
 	undoes.Keep()
 	disks, err := m.takeUp(ctx, a.Paused)
 	if err != nil {

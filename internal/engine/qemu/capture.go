@@ -101,6 +101,9 @@ func (m *machine) addTop(ctx context.Context, path string) (*diskSwitch, error) 
 	if err != nil {
 		return nil, err
 	}
+	if err := give(path, m.id); err != nil {
+		return nil, err
+	}
 	s := &diskSwitch{from: from, to: topPrefix + strings.ToLower(rand.Text()[:8])}
 	err = m.monitor.Do(ctx, qmp.Command{Name: "blockdev-add", Args: topOptions(s.to, path)}, nil)
 	if err != nil {

@@ -30,7 +30,7 @@ func TestLiveIsNeverReplaced(t *testing.T) {
 
 // TestProtection: what Probe says of live capture is what this kernel lets this user do.
 func TestProtection(t *testing.T) {
-	why, err := protectionUnavailable(t.Context())
+	why, err := protectionUnavailable(t.Context(), false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"weak"
 
@@ -25,6 +26,8 @@ const (
 type Config struct {
 	Accelerator string // Auto (also ""), TCG or KVM
 	Binary      string // path of qemu-system-…; empty: found in PATH and the usual places
+	Jail        string // JailAuto (also ""), JailOn or JailOff
+	JailIDs     IDs    // users of jails; none: a range nobody else has
 }
 
 // Engine runs machines in QEMU. It is safe for concurrent use.
@@ -32,6 +35,7 @@ type Engine struct {
 	cfg Config
 
 	mu     sync.Mutex
+	ids    map[uint32]bool                 // of jails that are being made
 	habits map[uint64]weak.Pointer[habits] // by the inode of the memory image
 	found  *host                           // what the last conclusive probe found; inconclusive ones are not kept
 }
@@ -45,7 +49,17 @@ func New(cfg Config) (*Engine, error) {
 	default:
 		return nil, fmt.Errorf("accelerator %q: it must be %s, %s or %s", cfg.Accelerator, Auto, TCG, KVM)
 	}
-	return &Engine{cfg: cfg, habits: map[uint64]weak.Pointer[habits]{}}, nil
+	switch cfg.Jail {
+	case "":
+		cfg.Jail = JailAuto
+	case JailAuto, JailOn, JailOff:
+	default:
+		return nil, fmt.Errorf("jail %q: it must be %s, %s or %s", cfg.Jail, JailAuto, JailOn, JailOff)
+	}
+	if cfg.JailIDs == (IDs{}) {
+		cfg.JailIDs = defaultIDs
+	}
+	return &Engine{cfg: cfg, ids: map[uint32]bool{}, habits: map[uint64]weak.Pointer[habits]{}}, nil
 }
 
 // Name implements engine.Engine.
@@ -60,14 +74,25 @@ func (e *Engine) Probe(ctx context.Context) (*engine.Features, error) {
 	f := &engine.Features{
 		Binary: h.binary, Format: h.format(), AcceleratorReason: h.acceleratorReason, KVMUsable: h.kvm.Usable,
 		Adopt: true, Capture: true, Pause: true, Commit: true,
-		Live: h.liveReason == "", LiveReason: h.liveReason,
+		LiveReason: h.live.reason(h.jailer), JailReason: h.jailReason,
 	}
+	f.Live = f.LiveReason == ""
 	confined, how := proc.ConfinementAvailable()
 	if confined {
 		f.Confined = "landlock"
 	} else {
 		f.ConfinedReason = how
 	}
+	if h.jailer != nil {
+		f.Layers = append(f.Layers, h.jailer.Layers()...)
+	} else {
+		f.Layers = append(f.Layers, proc.LayerCalls) // QEMU's own filter
+	}
+	f.Layers = append(f.Layers, proc.LayerNoNewPriv)
+	if confined {
+		f.Layers = append(f.Layers, proc.LayerLandlock)
+	}
+	slices.Sort(f.Layers)
 	return f, nil
 }
 
@@ -79,15 +104,6 @@ func (e *Engine) Bury(ctx context.Context, ref engine.Ref) error {
 	return proc.Bury(ctx, ref.PID, ref.StartTime)
 }
 
-// liveReason says why this host cannot capture live, or "".
-func (e *Engine) liveReason(ctx context.Context) (string, error) {
-	h, err := e.host(ctx)
-	if err != nil {
-		return "", err
-	}
-	return h.liveReason, nil
-}
-
 // host is what was found of this host, once.
 func (e *Engine) host(ctx context.Context) (*host, error) {
 	e.mu.Lock()
@@ -95,7 +111,7 @@ func (e *Engine) host(ctx context.Context) (*host, error) {
 	if e.found != nil {
 		return e.found, nil
 	}
-	h, err := probe(ctx, e.cfg, runtime.GOARCH)
+	h, err := e.probe(ctx, runtime.GOARCH)
 	if err != nil {
 		return nil, err
 	}

@@ -55,6 +55,16 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		return nil, err
 	}
 	undoes.Add(func() { _ = screen.Close() })
+	jail, done, err := e.newJail(host.jailer)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if jail != nil && jail.ID != 0 {
+		if err := hand(spec, m, jail.ID); err != nil {
+			return nil, err
+		}
+	}
 	process, err := proc.Start(ctx, &proc.Command{
 		Path: host.binary,
 		Args: args,
@@ -64,12 +74,22 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		Files:    files.child(),
 		MaxFiles: maxFiles,
 		Confine:  confinement(host, spec, m),
+		Jail:     jail,
 	})
 	if err != nil {
 		return nil, err
 	}
+	layers, err := started(process, jail)
+	if err != nil {
+		defer process.Release()
+		return nil, errors.Join(err, process.Kill())
+	}
 	mc := newMachine(host.format(), spec, process, files.state, screen)
-	mc.live = e.liveReason
+	mc.layers = layers
+	if jail != nil {
+		mc.id = jail.ID
+	}
+	mc.live = e.liveFor(mc)
 	if m == restored {
 		mc.habits = e.habitsOf(ram)
 	}
@@ -92,7 +112,7 @@ func environment() []string {
 // confinement names what the VM process may open. Its memory, sockets and state file need no entry: they are given as
 // descriptors.
 func confinement(host *host, spec *engine.Spec, m mode) *proc.Confine {
-	c := &proc.Confine{ReadOnly: existing(append([]string{"/usr", "/lib", "/lib64", "/etc/ld.so.cache"}, host.files...))}
+	c := &proc.Confine{ReadOnly: host.programs()}
 	c.ReadOnly = append(c.ReadOnly, spec.Disk.Backing...)
 	// QEMU opens /dev/null for writing to find out which kind of file lock works.
 	c.ReadWrite = append(c.ReadWrite, spec.Disk.Path, os.DevNull)
@@ -105,6 +125,9 @@ func confinement(host *host, spec *engine.Spec, m mode) *proc.Confine {
 	}
 	if host.platform.accelerator == KVM {
 		c.ReadWrite = append(c.ReadWrite, "/dev/kvm")
+	}
+	if host.live.device {
+		c.ReadWrite = append(c.ReadWrite, userfaultDevice)
 	}
 	return c
 }

@@ -32,7 +32,9 @@ type machine struct {
 	done    chan struct{} // closed when the process is gone and err is set
 
 	announced announcements
-	live      func(context.Context) (string, error) // why this host cannot capture live, or ""
+	layers    string                                // of confinement, that it was started with
+	id        uint32                                // the user of its jail; 0: none
+	live      func(context.Context) (string, error) // why it cannot be captured live, or ""
 	operation chan struct{}                         // has room for one: who stops, starts or captures the machine holds it
 	paused    bool                                  // by SetPaused; guarded by operation
 	collapsed bool                                  // the image has been put together from huge pages; guarded by operation
@@ -159,7 +161,7 @@ func lastLine(console []byte) string {
 
 // Ref implements engine.Machine.
 func (m *machine) Ref() engine.Ref {
-	return engine.Ref{Engine: Name, PID: m.process.PID(), StartTime: m.process.StartTime(), Dir: m.spec.Dir}
+	return engine.Ref{Engine: Name, PID: m.process.PID(), StartTime: m.process.StartTime(), Dir: m.spec.Dir, Layers: m.layers}
 }
 
 // DialGuest implements engine.Machine.

@@ -32,8 +32,10 @@ type host struct {
 	platform          platform
 	kvm               kvmResult
 	acceleratorReason string
-	liveReason        string   // why machines cannot be captured live, or ""
-	files             []string // what QEMU must read that is not below /usr
+	live              liveHost
+	jailer            *proc.Jailer // nil: VM processes get no jails
+	jailReason        string       // why
+	files             []string     // what QEMU must read that is not below /usr
 }
 
 // layoutRevision changes with the list of devices in argv, which a checkpoint depends on as on the machine type.
@@ -66,7 +68,8 @@ var emulators = map[string]emulator{
 	"arm64": {"qemu-system-aarch64", "qemu-system-arm (Debian, Ubuntu), qemu-system-aarch64-core (Fedora) or qemu-system-aarch64 (Arch)", ""},
 }
 
-func probe(ctx context.Context, cfg Config, arch string) (*host, error) {
+func (e *Engine) probe(ctx context.Context, arch string) (*host, error) {
+	cfg := e.cfg
 	em, ok := emulators[arch]
 	if !ok {
 		return nil, fmt.Errorf("%w: no machine is defined for %s, only for amd64 and arm64", engine.ErrUnavailable, arch)
@@ -91,10 +94,11 @@ func probe(ctx context.Context, cfg Config, arch string) (*host, error) {
 	if err := checkMonitor(ctx, h); err != nil {
 		return nil, err
 	}
-	if h.liveReason == "" {
-		if h.liveReason, err = protectionUnavailable(ctx); err != nil {
-			return nil, fmt.Errorf("try write protection of memory: %w", err)
-		}
+	if err := e.probeJail(ctx, h); err != nil {
+		return nil, err
+	}
+	if err := probeLive(ctx, h); err != nil {
+		return nil, fmt.Errorf("try write protection of memory: %w", err)
 	}
 	if err := chooseAccelerator(ctx, cfg, h); err != nil {
 		return nil, err
@@ -240,7 +244,7 @@ func checkMonitor(ctx context.Context, h *host) error {
 		}
 	}
 	if !slices.Contains(capabilities, backgroundSnapshot) {
-		h.liveReason = fmt.Sprintf("this QEMU %s was built without background snapshots; install the distribution's package %s",
+		h.live.lacks = fmt.Sprintf("this QEMU %s was built without background snapshots; install the distribution's package %s",
 			h.version, emulators[h.platform.arch].packages)
 	}
 	return nil

@@ -15,6 +15,7 @@ import (
 // Of linux/userfaultfd.h.
 const (
 	uffdAPI          = 0xAA
+	uffdNew          = 0xaa00
 	uffdioAPI        = 0xc018aa3f
 	uffdioRegister   = 0xc020aa00
 	uffdioUnregister = 0x8010aa01
@@ -84,7 +85,8 @@ func unprotect(uffd int, ranges []addresses) error {
 
 // protectionUnavailable tries what a live capture does, on the real kind of memory: it write-protects a private mapping
 // of a sealed memory file. It returns why that does not work here, with a remedy, or "".
-func protectionUnavailable(ctx context.Context) (string, error) {
+// It takes the userfaultfd from the device instead of the system call if it is told to.
+func protectionUnavailable(ctx context.Context, device bool) (string, error) {
 	const size = 4 * memory.PageSize
 	scratch, err := memory.NewScratch(size)
 	if err != nil {
@@ -104,7 +106,7 @@ func protectionUnavailable(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("map a memory file: %w", err)
 	}
 	defer func() { _ = unix.Munmap(m) }()
-	fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|unix.O_NONBLOCK, 0, 0)
+	fd, errno := newUserfaultfd(device)
 	switch errno {
 	case 0:
 	case unix.EPERM:
@@ -115,6 +117,24 @@ func protectionUnavailable(ctx context.Context) (string, error) {
 	uffd := os.NewFile(fd, "userfaultfd")
 	defer func() { _ = uffd.Close() }()
 	return protectOnce(int(fd), m), nil
+}
+
+// newUserfaultfd opens one.
+func newUserfaultfd(device bool) (uintptr, unix.Errno) {
+	const flags = unix.O_CLOEXEC | unix.O_NONBLOCK
+	if !device {
+		// SAFETY: no pointer is passed.
+		fd, _, errno := unix.Syscall(unix.SYS_USERFAULTFD, flags, 0, 0)
+		return fd, errno
+	}
+	dev, err := unix.Open(userfaultDevice, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, unix.EPERM
+	}
+	defer func() { _ = unix.Close(dev) }()
+	// SAFETY: no pointer is passed; the argument are flags.
+	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(dev), uffdNew, flags)
+	return fd, errno
 }
 
 func protectOnce(uffd int, m []byte) string {
