@@ -35,6 +35,8 @@ type Config struct {
 	HotMaxBytes  int64
 	StepMaxBytes int64
 	Network      Network
+	Audit        Audit
+	Hangup       <-chan os.Signal // at each the files that are written on and on are opened again; may be nil
 	Log          *slog.Logger
 }
 
@@ -64,7 +66,7 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 		errs = append(errs, fmt.Errorf("FORKD_ACCELERATOR is %q: give auto, tcg or kvm", c.Accelerator))
 	}
 	c.Network = Network{Bind: getenv("FORKD_BIND"), TLSCert: getenv("FORKD_TLS_CERT"), TLSKey: getenv("FORKD_TLS_KEY")}
-	errs = append(errs, c.Network.check())
+	errs = append(errs, c.Network.check(), c.Audit.fromEnv(getenv))
 	return errors.Join(errs...)
 }
 
@@ -88,6 +90,15 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 	}
 	defer func() { err = errors.Join(err, lock.Close()) }()
 	raiseFileLimit()
+
+	log, err := cfg.Audit.open(cfg.Home, cfg.Log)
+	if err != nil {
+		return err
+	}
+	if log != nil {
+		defer func() { err = errors.Join(err, log.Close()) }()
+	}
+	defer onHangup(ctx, cfg.Hangup, log, cfg.Log)()
 
 	ad := advert{home: cfg.Home}
 	h, err := openHost(ctx, cfg, ad)
@@ -123,7 +134,7 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 	if err := ad.write(h.Tags()); err != nil {
 		cfg.Log.Warn("not advertised to other users of this host", "error", err)
 	}
-	return serve(ctx, cfg, h, tokens, listener, tcp, ready)
+	return serve(ctx, cfg, &httpapi.Server{Host: h, Log: cfg.Log, Tokens: tokens, Audit: log}, listener, tcp, ready)
 }
 
 func openHost(ctx context.Context, cfg Config, ad advert) (*host.Host, error) {
@@ -188,25 +199,19 @@ func removeSocket(path string) error {
 	return nil
 }
 
-func serve(
-	ctx context.Context, cfg Config, h *host.Host, tokens *access.Store, l net.Listener, tcp *public, ready func(),
-) error {
-	api := &httpapi.Server{
-		Host: h, Log: cfg.Log,
-		Version: api.VersionInfo{
-			Version: cfg.Version, API: api.Version, PID: os.Getpid(), Home: cfg.Home.Root, Socket: cfg.Home.Socket,
-		},
-		Tokens: tokens,
+func serve(ctx context.Context, cfg Config, s *httpapi.Server, l net.Listener, tcp *public, ready func()) error {
+	s.Version = api.VersionInfo{
+		Version: cfg.Version, API: api.Version, PID: os.Getpid(), Home: cfg.Home.Root, Socket: cfg.Home.Socket,
 	}
 	listeners := []net.Listener{l}
 	if tcp != nil {
 		listeners = append(listeners, tcp)
-		api.Version.Address, api.Version.Fingerprint = tcp.url, tcp.pin
+		s.Version.Address, s.Version.Fingerprint = tcp.url, tcp.pin
 	}
 	requests, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	server := &http.Server{
-		Handler: api.Handler(), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 3 * time.Minute,
+		Handler: s.Handler(), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 3 * time.Minute,
 		BaseContext: func(net.Listener) context.Context { return requests }, ConnContext: whose,
 		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 	}

@@ -44,6 +44,14 @@ func (h *Host) find(id string) (*sandbox, error) {
 	return nil, invalid("sandbox %s: the beginning of several ids: %s", id, strings.Join(matches, ", "))
 }
 
+// SandboxID is the whole id of the sandbox that a beginning of one, or a workspace's name, means; what names none stays as it is.
+func (h *Host) SandboxID(id string) string {
+	if s, err := h.find(id); err == nil {
+		return s.id
+	}
+	return id
+}
+
 // Kill ends a sandbox and frees everything it held.
 func (h *Host) Kill(_ context.Context, id string) error {
 	s, err := h.find(id)

@@ -32,12 +32,12 @@ func allowed() map[string][]string {
 		"internal/mcp": {"api", "client"},
 		// The edge translates the errors of what is below into the API's, so it knows their sentinels.
 		"internal/httpapi": {
-			"api", "internal/access", "internal/engine", "internal/events", "internal/guest", "internal/guest/call", "internal/guest/wire", "internal/host", "internal/image", "internal/layer",
+			"api", "internal/access", "internal/audit", "internal/engine", "internal/events", "internal/guest", "internal/guest/call", "internal/guest/wire", "internal/host", "internal/image", "internal/layer",
 			"internal/lineage", "internal/store",
 		},
 		"internal/e2bapi": {"api", "internal/host", "internal/guest/wire"},
 		"internal/daemon": {
-			"api", "internal/access", "internal/engine", "internal/engine/qemu", "internal/host", "internal/httpapi",
+			"api", "internal/access", "internal/audit", "internal/engine", "internal/engine/qemu", "internal/host", "internal/httpapi",
 			"internal/image", "internal/layout", "internal/store", "internal/agentbin",
 		},
 
@@ -55,6 +55,7 @@ func allowed() map[string][]string {
 		"internal/lineage":         {},
 		"internal/layout":          {},
 		"internal/access":          {},
+		"internal/audit":           {},
 		"internal/events":          {},
 		"internal/layer":           {},
 		"internal/memory":          {"internal/layer"},

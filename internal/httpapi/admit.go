@@ -53,6 +53,17 @@ func (op operation) sandboxOf(r *http.Request, who access.Principal) string {
 
 const sandboxPath = "/v1/sandboxes/{id}"
 
+// manyAllowed refuses to make other sandboxes with a token that opens one alone.
+func manyAllowed(r *http.Request) error {
+	if who := access.FromContext(r.Context()); who.Sandbox != "" {
+		return &api.Error{
+			Code: api.CodeDenied, Message: fmt.Sprintf("the token %s opens sandbox %s alone, and its children would be others", who.TokenID, who.Sandbox),
+			Hint: "branch it without n",
+		}
+	}
+	return nil
+}
+
 func refused(who access.Principal, op operation) error {
 	e := &api.Error{Code: api.CodeDenied}
 	if who.Scope < op.scope {

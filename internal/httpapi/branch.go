@@ -20,6 +20,11 @@ func (s *Server) branch(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}
+	if req.N > 0 {
+		if err := manyAllowed(r); err != nil {
+			return err
+		}
+	}
 	spec, err := branchSpec(req)
 	if err != nil {
 		return err
@@ -28,12 +33,16 @@ func (s *Server) branch(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if req.Tag != "" {
+		noteTouched(r, "snapshot", req.Tag)
+	}
 	wait := !spec.NoWait
 	spec.NoWait = spec.NoWait || req.N > 0 // children begin when the memory is complete, and need not wait for the disk
 	v, err := s.Host.Branch(r.Context(), r.PathValue("id"), spec)
 	if err != nil {
 		return err
 	}
+	noteCreated(r, "snapshot", v.Tag)
 	var born []api.Sandbox
 	if req.N > 0 {
 		children.Tag = v.Tag
@@ -45,6 +54,7 @@ func (s *Server) branch(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
+	noteForked(r, born...)
 	out := snapshot(v)
 	out.Children = born
 	status := http.StatusCreated
@@ -181,6 +191,7 @@ func (s *Server) compact(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	noteCreated(r, "snapshot", v.Tag)
 	return reply(w, http.StatusOK, snapshot(v))
 }
 

@@ -29,6 +29,7 @@ func (s *Server) build(w http.ResponseWriter, r *http.Request) error {
 	spec := host.BuildSpec{
 		Tag: q.Get("tag"), Kernel: q.Get("kernel"), Replace: q.Get("replace") == "true", NoCache: q.Get("no_cache") == "true",
 	}
+	noteTouched(r, "snapshot", spec.Tag)
 	dir, err := s.Host.TempDir("recipe-")
 	if err != nil {
 		return err
@@ -65,6 +66,7 @@ func (s *Server) build(w http.ResponseWriter, r *http.Request) error {
 		events.write(api.BuildEvent{Error: e})
 		return err
 	}
+	noteCreated(r, "snapshot", view.Tag)
 	snap := snapshot(view)
 	events.write(api.BuildEvent{Snapshot: &snap})
 	return nil

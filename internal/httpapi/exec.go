@@ -31,6 +31,9 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if err := s.noteArgv(r, req.Args...); err != nil {
+		return err
+	}
 	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
 	if err != nil {
 		return err
@@ -148,6 +151,9 @@ func (s *Server) call(w http.ResponseWriter, r *http.Request) error {
 	}
 	if !allowed(method) {
 		return first.SendError(wire.CodeDenied, fmt.Sprintf("method %.60q is not for clients", method))
+	}
+	if err := s.noteCall(r, method, body); err != nil {
+		return first.SendError(wire.CodeUnavailable, err.Error())
 	}
 	gone := func() { _ = client.Close(); _ = below.Close() }
 	stop := watchHangup(client, gone)

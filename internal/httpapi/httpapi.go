@@ -18,6 +18,7 @@ import (
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/access"
+	"forkd.dev/forkd/internal/audit"
 	"forkd.dev/forkd/internal/host"
 )
 
@@ -27,8 +28,10 @@ type Server struct {
 	Log     *slog.Logger
 	Version api.VersionInfo
 	Tokens  *access.Store
+	Audit   *audit.Log // nil: nothing is written down
 
 	failures access.Failures
+	find     func(sandbox string) error // in tests; nil: the host knows
 }
 
 // maxBody bounds JSON bodies; files and code travel in streams, or in an eval's body.
@@ -55,8 +58,13 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, op operation) {
 	w.Header().Set("X-Request-Id", id)
 	rec := &recorder{ResponseWriter: w}
 	start := time.Now()
+	r, trail := s.leave(r, op, id, start)
 	r, done, err := s.admit(rec, r, op)
 	defer done()
+	defer func() { s.settle(r, op, trail, rec.status, err, time.Since(start)) }() // also of one that panics
+	if err == nil {
+		err = s.announce(r, trail)
+	}
 	if err == nil {
 		err = op.handle(rec, r)
 	}
@@ -80,16 +88,21 @@ func noRoute(_ http.ResponseWriter, r *http.Request) error {
 // recorder remembers whether a reply has begun: after that an error can no longer change the status.
 type recorder struct {
 	http.ResponseWriter
-	wrote bool
+	wrote  bool
+	status int
 }
 
 func (r *recorder) WriteHeader(status int) {
-	r.wrote = true
+	if !r.wrote {
+		r.wrote, r.status = true, status
+	}
 	r.ResponseWriter.WriteHeader(status)
 }
 
 func (r *recorder) Write(p []byte) (int, error) {
-	r.wrote = true
+	if !r.wrote {
+		r.wrote, r.status = true, http.StatusOK
+	}
 	return r.ResponseWriter.Write(p)
 }
 

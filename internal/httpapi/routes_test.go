@@ -29,6 +29,11 @@ func (noEngine) Probe(context.Context) (*engine.Features, error) { return nil, e
 // testServer is the API over a host without snapshots.
 func testServer(t *testing.T) http.Handler {
 	t.Helper()
+	return asOwner(newServer(t).Handler())
+}
+
+func newServer(t *testing.T) *Server {
+	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	h, err := host.Open(t.Context(), host.Config{
 		Home: layout.Home{Root: filepath.Join(t.TempDir(), "home"), Runtime: t.TempDir()}, Engine: noEngine{}, Log: log,
@@ -46,7 +51,7 @@ func testServer(t *testing.T) http.Handler {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return asOwner((&Server{Host: h, Log: log, Tokens: tokens}).Handler())
+	return &Server{Host: h, Log: log, Tokens: tokens}
 }
 
 // asOwner serves as on the unix socket.

@@ -18,6 +18,7 @@ func (s *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}
+	noteTouched(r, "snapshot", req.SnapshotTag)
 	spec, err := forkSpec(req)
 	if err != nil {
 		return err
@@ -37,6 +38,7 @@ func (s *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	list := make([]api.Sandbox, len(results))
 	for i, res := range results {
 		list[i] = forkResult(res, spec)
+		noteForked(r, list[i])
 		if res.Err == nil {
 			list[i].Warnings = forkWarnings(req)
 		}

@@ -24,6 +24,22 @@ func (s *Server) tokenOperations() []operation {
 	}
 }
 
+func tokenDocuments() map[string]*document {
+	const one = " /v1/sandboxes/{id}/tokens"
+	const once = "The reply has the token, which is not kept and cannot be had again."
+	return map[string]*document{
+		"POST /v1/tokens":           {id: "createToken", body: api.TokenRequest{}, about: once, replies: created(api.Token{})},
+		"GET /v1/tokens":            {id: "listTokens", replies: ok([]api.Token{})},
+		"DELETE /v1/tokens/{token}": {id: "revokeToken", about: "What is being done with it ends, too.", replies: noContent()},
+		"POST" + one: {
+			id: "createSandboxToken", body: api.TokenRequest{}, replies: created(api.Token{}),
+			about: once + " It ends with the sandbox, and with the token that asks for it.",
+		},
+		"GET" + one:                 {id: "listSandboxTokens", replies: ok([]api.Token{})},
+		"DELETE" + one + "/{token}": {id: "revokeSandboxToken", replies: noContent()},
+	}
+}
+
 func (s *Server) createToken(w http.ResponseWriter, r *http.Request) error {
 	var req api.TokenRequest
 	if err := decode(w, r, &req); err != nil {
@@ -41,7 +57,7 @@ func (s *Server) createToken(w http.ResponseWriter, r *http.Request) error {
 	}
 	spec.By = access.FromContext(r.Context())
 	if spec.Sandbox != "" {
-		if _, err := s.Host.Sandbox(spec.Sandbox); err != nil {
+		if err := s.findSandbox(spec.Sandbox); err != nil {
 			return err
 		}
 	}
@@ -52,6 +68,7 @@ func (s *Server) createToken(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("create a token: %w", err)
 	}
+	noteCreated(r, "token", token.ID)
 	out := tokenView(token)
 	out.Token = secret
 	w.Header().Set("Cache-Control", "no-store")
@@ -77,7 +94,7 @@ func tokenSpec(req api.TokenRequest) (access.Spec, error) {
 func (s *Server) tokens(w http.ResponseWriter, r *http.Request) error {
 	id := r.PathValue("id")
 	if id != "" {
-		if _, err := s.Host.Sandbox(id); err != nil {
+		if err := s.findSandbox(id); err != nil {
 			return err
 		}
 	}
@@ -95,6 +112,7 @@ func (s *Server) revokeToken(w http.ResponseWriter, r *http.Request) error {
 	if err := s.Tokens.Revoke(r.PathValue("token"), r.PathValue("id")); err != nil {
 		return fmt.Errorf("revoke: %w", err)
 	}
+	noteTouched(r, "token", r.PathValue("token"))
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
@@ -116,7 +134,12 @@ func tokenView(t access.Token) api.Token {
 // pruneTokens forgets the tokens of sandboxes that are gone, however they went. They are refused before that, too.
 func (s *Server) pruneTokens() error { return s.Tokens.Prune(s.sandboxGone) }
 
-func (s *Server) sandboxGone(id string) bool {
+func (s *Server) sandboxGone(id string) bool { return errors.Is(s.findSandbox(id), host.ErrNotFound) }
+
+func (s *Server) findSandbox(id string) error {
+	if s.find != nil {
+		return s.find(id)
+	}
 	_, err := s.Host.Sandbox(id)
-	return errors.Is(err, host.ErrNotFound)
+	return err
 }

@@ -67,6 +67,9 @@ func (h Home) Certificate() (cert, key string) {
 	return filepath.Join(h.Root, "tls", "cert.pem"), filepath.Join(h.Root, "tls", "key.pem")
 }
 
+// AuditLog is who asked the daemon for what, unless it is written elsewhere.
+func (h Home) AuditLog() string { return filepath.Join(h.Root, "audit.log") }
+
 // Layers is the store of memory and disk layers.
 func (h Home) Layers() string { return filepath.Join(h.Root, "layers") }
 
