@@ -34,7 +34,7 @@ type ForkSpec struct {
 	CPUs        int           // 0: the snapshot's
 	MemoryBytes int64
 
-	workspace string // to be
+	Workspace string // to be; set by CreateWorkspace
 }
 
 // ForkResult is one child, or why it is none.
@@ -175,7 +175,7 @@ func (h *Host) forkOne(ctx context.Context, spec ForkSpec, from *origin, hot *ho
 	s := &sandbox{
 		id: id, tag: from.tag, from: from, index: index, count: spec.N, hostname: id, labels: maps.Clone(spec.Labels),
 		created: time.Now(), dir: dir, hot: hot, state: lineage.Running, generation: 1,
-		workspace: spec.workspace,
+		workspace: spec.Workspace,
 	}
 	if err := h.restore(ctx, s); err != nil {
 		return nil, err

@@ -39,7 +39,7 @@ func (h *Host) CreateWorkspace(ctx context.Context, name string, spec ForkSpec) 
 		return WorkspaceView{}, err
 	}
 	defer release()
-	spec.N, spec.workspace = 1, name
+	spec.N, spec.Workspace = 1, name
 	now := time.Now().UTC().Round(time.Millisecond)
 	w := store.Workspace{FormatVersion: store.FormatVersion, Name: name, Source: spec.Tag, CreatedAt: now, LastActive: now}
 	// The name is durable before there is a sandbox: what dies in between leaves nothing that nobody knows of.
