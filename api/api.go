@@ -197,6 +197,7 @@ type Sandbox struct {
 	WaitedMS     float64      `json:"waited_ms,omitempty"` // of that, for the memory of a snapshot that was still being written
 	BranchCount  int          `json:"branch_count"`
 	LatestBranch string       `json:"latest_branch,omitempty"` // tag; the parent of its next branch
+	Confinement  []string     `json:"confinement,omitempty"`   // layers that are on around its VM process; in the reply to GET
 	CloneReport  *CloneReport `json:"clone_report,omitempty"`
 	Config       *ImageConfig `json:"config,omitempty"` // of its image; in the reply to GET /v1/sandboxes/{id}
 	Error        *Error       `json:"error,omitempty"`
@@ -246,7 +247,8 @@ type ForkRequest struct {
 	Hugepages      bool `json:"hugepages,omitempty"`
 }
 
-// ExecRequest is the body of POST /v1/sandboxes/{id}/exec.
+// ExecRequest is the body of POST /v1/sandboxes/{id}/exec. With "Accept: application/x-ndjson" or "text/event-stream" the
+// reply is a stream of ExecEvent while the command runs, else one ExecResponse.
 type ExecRequest struct {
 	Args        []string          `json:"args"`
 	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // default 30
@@ -254,6 +256,8 @@ type ExecRequest struct {
 	Cwd         string            `json:"cwd,omitempty"`
 	User        string            `json:"user,omitempty"`
 	Stdin       string            `json:"stdin,omitempty"`
+	Tag         string            `json:"tag,omitempty"`    // a name for the process
+	Base64      bool              `json:"base64,omitempty"` // a stream's output as data, for what is not text
 }
 
 // ExecResponse is its reply.

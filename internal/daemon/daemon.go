@@ -31,6 +31,8 @@ type Config struct {
 	Home         layout.Home
 	Version      string
 	Accelerator  string // auto, tcg, kvm
+	Jail         string // auto, on, off
+	JailIDs      qemu.IDs
 	MaxSandboxes int
 	HotMaxBytes  int64
 	StepMaxBytes int64
@@ -64,6 +66,21 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 	case "auto", "tcg", "kvm":
 	default:
 		errs = append(errs, fmt.Errorf("FORKD_ACCELERATOR is %q: give auto, tcg or kvm", c.Accelerator))
+	}
+	c.Jail = getenv("FORKD_JAIL")
+	switch c.Jail {
+	case "":
+		c.Jail = qemu.JailAuto
+	case qemu.JailAuto, qemu.JailOn, qemu.JailOff:
+	default:
+		errs = append(errs, fmt.Errorf("FORKD_JAIL is %q: give auto, on or off", c.Jail))
+	}
+	if text := getenv("FORKD_JAIL_UIDS"); text != "" {
+		ids, err := qemu.ParseIDs(text)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("FORKD_JAIL_UIDS: %w", err))
+		}
+		c.JailIDs = ids
 	}
 	c.Network = Network{Bind: getenv("FORKD_BIND"), TLSCert: getenv("FORKD_TLS_CERT"), TLSKey: getenv("FORKD_TLS_KEY")}
 	errs = append(errs, c.Network.check(), c.Audit.fromEnv(getenv))
@@ -138,7 +155,7 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 }
 
 func openHost(ctx context.Context, cfg Config, ad advert) (*host.Host, error) {
-	eng, err := qemu.New(qemu.Config{Accelerator: cfg.Accelerator})
+	eng, err := qemu.New(qemu.Config{Accelerator: cfg.Accelerator, Jail: cfg.Jail, JailIDs: cfg.JailIDs})
 	if err != nil {
 		return nil, err
 	}

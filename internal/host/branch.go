@@ -76,7 +76,7 @@ func (h *Host) Branch(ctx context.Context, id string, spec BranchSpec) (Snapshot
 		return SnapshotView{}, err
 	}
 	b := &branch{h: h, s: s}
-	if b.mode, b.reason, err = h.branchMode(ctx, spec.Mode); err != nil {
+	if b.mode, b.reason, err = h.branchMode(ctx, s, spec.Mode); err != nil {
 		return SnapshotView{}, fmt.Errorf("branch %s: %w", s.id, err)
 	}
 	if spec.Tag == "" {
@@ -99,7 +99,7 @@ func (h *Host) Branch(ctx context.Context, id string, spec BranchSpec) (Snapshot
 func autoTag(id string) string { return fmt.Sprintf("branch-%s-%d", id, time.Now().UnixMilli()) }
 
 // branchMode chooses a mode and says why. A mode asked for by name is never replaced by another (invariant 9).
-func (h *Host) branchMode(ctx context.Context, asked BranchMode) (mode BranchMode, reason string, err error) {
+func (h *Host) branchMode(ctx context.Context, s *sandbox, asked BranchMode) (mode BranchMode, reason string, err error) {
 	f, err := h.Features(ctx)
 	if err != nil {
 		return "", "", err
@@ -107,15 +107,19 @@ func (h *Host) branchMode(ctx context.Context, asked BranchMode) (mode BranchMod
 	if !f.Capture {
 		return "", "", fmt.Errorf("%w: engine %s cannot capture running machines", ErrUnsupported, f.Format.Engine)
 	}
+	unavailable, err := s.liveReason(ctx, f)
+	if err != nil {
+		return "", "", err
+	}
 	switch asked {
 	case BranchAuto, "":
-		if f.Live {
+		if unavailable == "" {
 			return BranchLive, "auto: this host can capture live", nil
 		}
-		return BranchDiff, "auto: no live capture here: " + f.LiveReason, nil
+		return BranchDiff, "auto: no live capture here: " + unavailable, nil
 	case BranchLive:
-		if !f.Live {
-			return "", "", hint(fmt.Errorf("%w: %s", engine.ErrLiveUnavailable, f.LiveReason),
+		if unavailable != "" {
+			return "", "", hint(fmt.Errorf("%w: %s", engine.ErrLiveUnavailable, unavailable),
 				"use --mode diff, which needs no privilege, or --mode auto")
 		}
 	case BranchDiff, BranchFull:
@@ -123,6 +127,21 @@ func (h *Host) branchMode(ctx context.Context, asked BranchMode) (mode BranchMod
 		return "", "", invalid("mode %.40q: there are auto, live, diff and full", string(asked))
 	}
 	return asked, "asked for", nil
+}
+
+// liveReason says why a sandbox cannot be captured live, or "". One that an earlier daemon started may be confined as
+// none would be now.
+func (s *sandbox) liveReason(ctx context.Context, f *engine.Features) (string, error) {
+	s.mu.Lock()
+	confined, ok := s.machine.(engine.Confined)
+	s.mu.Unlock()
+	if ok {
+		return confined.LiveReason(ctx)
+	}
+	if f.Live {
+		return "", nil
+	}
+	return f.LiveReason, nil
 }
 
 // take does everything up to the moment when the source runs again, and leaves the rest to a goroutine.

@@ -69,6 +69,7 @@ type View struct {
 	Labels                    map[string]string
 	Created, Expires          time.Time
 	PID                       int
+	Layers                    []string // of the confinement of its VM process; only where usage is asked for
 	Format                    engine.Format
 	Usage                     memory.Usage // zero when it cannot be read
 	Report                    *wire.AwakenReport
@@ -78,6 +79,8 @@ type View struct {
 	Branches                  int    // made of it
 	LatestBranch              string // tag of the latest that is ready and still there
 	Workspace                 string // that it is, if it is one
+
+	confined engine.Confined // its machine, if it runs and knows
 }
 
 func (s *sandbox) view() View {
@@ -94,6 +97,7 @@ func (s *sandbox) view() View {
 	if s.state == lineage.Running || s.state == lineage.Paused {
 		v.PID = s.machine.Ref().PID
 		v.DiskOwn = allocated(s.disks)
+		v.confined, _ = s.machine.(engine.Confined)
 	}
 	return v
 }
@@ -181,6 +185,9 @@ func (v View) withUsage() View {
 	}
 	if u, err := memory.Measure(v.PID); err == nil {
 		v.Usage = u
+	}
+	if v.confined != nil {
+		v.Layers = v.confined.Layers()
 	}
 	return v
 }

@@ -111,6 +111,7 @@ func sandbox(v host.View) api.Sandbox {
 		MemoryBytes: v.Format.MemoryBytes, MemoryOwnBytes: v.Usage.OwnBytes, Accelerator: v.Format.Accelerator,
 		ReadyMS: float64(v.Ready.Microseconds()) / 1000, WaitedMS: float64(v.Waited.Microseconds()) / 1000, MemorySharedBytes: v.Usage.SharedBytes, DiskOwnBytes: v.DiskOwn,
 		BranchCount: v.Branches, LatestBranch: v.LatestBranch, HasBranched: v.Branches > 0, Workspace: v.Workspace,
+		Confinement: v.Layers,
 	}
 	if !v.Expires.IsZero() {
 		out.ExpiresAtUnix = v.Expires.Unix()

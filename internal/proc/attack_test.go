@@ -300,7 +300,7 @@ func TestAttack(t *testing.T) {
 			}
 			p.control = c.jail == nil
 			cmd := command("attack " + p.args())
-			cmd.Jail = c.jail
+			cmd.Jail, cmd.RefuseCalls = c.jail, c.jail != nil
 			cmd.Dir = filepath.Dir(filepath.Dir(p.own))
 			if c.jail != nil {
 				cmd.Confine = &Confine{ReadOnly: []string{p.backing}, ReadWrite: []string{filepath.Dir(p.own), p.own, os.DevNull}}
@@ -362,13 +362,13 @@ func TestJailIsObserved(t *testing.T) {
 		jail.ID = 3_100_000_000 + uint32(os.Getpid())
 	}
 	cmd := command("wait")
-	cmd.Jail, cmd.Confine = jail, &Confine{ReadWrite: []string{os.DevNull}}
+	cmd.Jail, cmd.RefuseCalls, cmd.Confine = jail, true, &Confine{ReadWrite: []string{os.DevNull}}
 	p := start1(t, cmd)
 	layers, err := Observed(p.PID())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range append(j.Layers(), LayerNoNewPriv) {
+	for _, want := range append(j.Layers(), LayerNoNewPriv, LayerCalls) {
 		if !slices.Contains(layers, want) {
 			t.Errorf("%s is not seen; %q are", want, layers)
 		}
@@ -433,7 +433,7 @@ func TestJailsLeaveTheDaemonAlone(t *testing.T) {
 			jail.ID = 3_100_000_000 + uint32(n)
 		}
 		cmd := command("exit 0")
-		cmd.Jail, cmd.Confine = jail, &Confine{}
+		cmd.Jail, cmd.RefuseCalls, cmd.Confine = jail, true, &Confine{}
 		wait(t, start1(t, cmd))
 	}
 	if after := facts(); after != before {

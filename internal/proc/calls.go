@@ -16,6 +16,8 @@ var refusedCalls = slices.Concat(refusedHere, []uint32{
 	unix.SYS_NAME_TO_HANDLE_AT, unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_FANOTIFY_INIT,
 	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_MRELEASE,
 	unix.SYS_PIDFD_OPEN, unix.SYS_PIDFD_GETFD, unix.SYS_PIDFD_SEND_SIGNAL, unix.SYS_KCMP,
+	// It is given the sockets that it listens on. Landlock does not keep anybody from sockets that have a path.
+	unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_CONNECT,
 	unix.SYS_KEYCTL, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY,
 	unix.SYS_BPF, unix.SYS_PERF_EVENT_OPEN, unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER,
 	unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_DELETE_MODULE, unix.SYS_KEXEC_LOAD, unix.SYS_KEXEC_FILE_LOAD,
@@ -69,11 +71,6 @@ func callFilter(spacesByClone bool) []unix.SockFilter {
 	// Its flags are in memory, where a filter cannot see them. Whoever is told that there is none takes the older one.
 	when(unix.BPF_JEQ, unix.SYS_CLONE3, 1)
 	end(fails | uint32(unix.ENOSYS))
-	when(unix.BPF_JEQ, unix.SYS_SOCKET, 4)
-	load(dataArgument)
-	unless(unix.BPF_JEQ, unix.AF_UNIX, 1)
-	end(fails | uint32(unix.EAFNOSUPPORT))
-	end(allow)
 	if !spacesByClone {
 		when(unix.BPF_JEQ, unix.SYS_CLONE, 4)
 		load(dataArgument)

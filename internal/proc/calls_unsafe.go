@@ -19,13 +19,3 @@ func refuseCalls(program []unix.SockFilter) error {
 	}
 	return nil
 }
-
-// callsRefusable says why this kernel has no filters of calls, if it has none.
-func callsRefusable() error {
-	// SAFETY: without a program the call only says whether it would take one: EFAULT if so.
-	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, 0)
-	if errno == unix.EFAULT || errno == unix.EACCES {
-		return nil
-	}
-	return fmt.Errorf("this kernel cannot restrict system calls (%w); use one built with CONFIG_SECCOMP_FILTER", errno)
-}

@@ -49,9 +49,6 @@ const spaces = unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.
 // NewJailer tries what a jail needs. base are directories that all children may read, such as /usr. The error says what
 // this host refuses.
 func NewJailer(base []string) (*Jailer, error) {
-	if err := callsRefusable(); err != nil {
-		return nil, err
-	}
 	// Some look-ups that os makes once must not be made first on a thread whose calls are refused.
 	if self, err := os.FindProcess(os.Getpid()); err == nil {
 		_ = self.Release()
@@ -97,13 +94,13 @@ func (j *Jailer) Close() error {
 // Privileged says that children get a user of their own.
 func (j *Jailer) Privileged() bool { return j.mounts != nil }
 
-// Layers are those that a child gets, besides Landlock.
+// Layers are those that a jail gives a child.
 func (j *Jailer) Layers() []string {
 	own := []string{LayerUserSpace}
 	if j.Privileged() {
 		own = []string{LayerUser, LayerMounts}
 	}
-	return append(own, LayerNetwork, LayerIPC, LayerProcesses, LayerCalls)
+	return append(own, LayerNetwork, LayerIPC, LayerProcesses)
 }
 
 // onThread runs f on an operating system's thread that ends with it: what it changes of itself changes nothing else.
@@ -144,9 +141,6 @@ func (j *Jailer) enter(cmd *Command) error {
 	}
 	return dropBoundingSet()
 }
-
-// close restricts the calling thread for good, when it needs nothing any more but to start the child.
-func (j *Jailer) close() error { return refuseCalls(callFilter(!j.Privileged())) }
 
 // dropBoundingSet takes all capabilities away from what this thread starts, whoever it is.
 func dropBoundingSet() error {

@@ -29,6 +29,9 @@ type Command struct {
 	Confine *Confine
 	// Jail puts the child into surroundings of its own; nil leaves it in the daemon's. Its Confine names the files there.
 	Jail *Jail
+	// RefuseCalls leaves the child without those system calls that a program that only computes, and uses the files and
+	// sockets it was given, does not need.
+	RefuseCalls bool
 	// MaxFiles bounds the child's descriptors; 0 leaves the daemon's limit.
 	MaxFiles uint64
 	// Tied has the kernel kill the child when the daemon dies. It occupies a thread of the daemon while the child runs, so
@@ -161,8 +164,8 @@ func restrict(cmd *Command) error {
 			return fmt.Errorf("confine: %w", err)
 		}
 	}
-	if cmd.Jail != nil {
-		return cmd.Jail.Jailer.close()
+	if cmd.RefuseCalls {
+		return refuseCalls(callFilter(cmd.Jail != nil && !cmd.Jail.Jailer.Privileged()))
 	}
 	return nil
 }

@@ -83,12 +83,7 @@ func (e *Engine) Probe(ctx context.Context) (*engine.Features, error) {
 	} else {
 		f.ConfinedReason = how
 	}
-	if h.jailer != nil {
-		f.Layers = append(f.Layers, h.jailer.Layers()...)
-	} else {
-		f.Layers = append(f.Layers, proc.LayerCalls) // QEMU's own filter
-	}
-	f.Layers = append(f.Layers, proc.LayerNoNewPriv)
+	f.Layers = promised(h.jailer)
 	if confined {
 		f.Layers = append(f.Layers, proc.LayerLandlock)
 	}

@@ -83,7 +83,7 @@ func (e *Engine) tryJail(ctx context.Context, h *host, jailer *proc.Jailer) erro
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
 	p, err := proc.Start(ctx, &proc.Command{
-		Path: h.binary, Args: []string{"-version"}, Tied: true, Jail: jail,
+		Path: h.binary, Args: []string{"-version"}, Tied: true, Jail: jail, RefuseCalls: true,
 		Confine: &proc.Confine{ReadOnly: h.programs(), ReadWrite: []string{os.DevNull}},
 	})
 	if err != nil {
@@ -200,22 +200,29 @@ func give(path string, id uint32) error {
 }
 
 // started says how a VM process is confined, and that it lacks nothing of what it was to get.
-func started(process *proc.Process, jail *proc.Jail) (string, error) {
+func started(process *proc.Process, jailer *proc.Jailer) (string, error) {
 	layers, err := proc.Observed(process.PID())
 	if err != nil {
 		return "", err
 	}
-	if jail != nil {
-		for _, want := range jail.Jailer.Layers() {
-			if !slices.Contains(layers, want) {
-				return "", fmt.Errorf("the kernel did not confine the VM process as it was asked to: %s is missing of its layers", want)
-			}
+	for _, want := range promised(jailer) {
+		if !slices.Contains(layers, want) {
+			return "", fmt.Errorf("the kernel did not confine the VM process as it was asked to: %s is missing of its layers", want)
 		}
 	}
 	if ok, _ := proc.ConfinementAvailable(); ok {
 		layers = append(layers, proc.LayerLandlock)
 	}
 	return strings.Join(layers, ","), nil
+}
+
+// promised are the layers that every machine gets, besides Landlock.
+func promised(jailer *proc.Jailer) []string {
+	layers := []string{proc.LayerCalls, proc.LayerNoNewPriv}
+	if jailer != nil {
+		layers = append(layers, jailer.Layers()...)
+	}
+	return layers
 }
 
 // Layers implements engine.Confined. What the kernel shows of a process is asked for now; the rest is as it was when the

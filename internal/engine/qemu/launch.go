@@ -75,11 +75,13 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		MaxFiles: maxFiles,
 		Confine:  confinement(host, spec, m),
 		Jail:     jail,
+
+		RefuseCalls: true,
 	})
 	if err != nil {
 		return nil, err
 	}
-	layers, err := started(process, jail)
+	layers, err := started(process, host.jailer)
 	if err != nil {
 		defer process.Release()
 		return nil, errors.Join(err, process.Kill())
