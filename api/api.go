@@ -19,8 +19,9 @@ const (
 	CodeInvalid      Code = "invalid"
 	CodeNotFound     Code = "not_found"
 	CodeDenied       Code = "denied"
-	CodeUnauthorized Code = "unauthorized" // no token, or one that is not good
-	CodeThrottled    Code = "throttled"    // too many wrong tokens, or too much at once: see Retry-After
+	CodeUnauthorized Code = "unauthorized"       // no token, or one that is not good
+	CodeThrottled    Code = "throttled"          // too many wrong tokens, or too much at once: see Retry-After
+	CodeMethod       Code = "method_not_allowed" // see Allow
 	CodeUnacceptable Code = "unacceptable"
 	CodeExists       Code = "exists"
 	CodeWrongState   Code = "wrong_state"
@@ -93,15 +94,15 @@ type Snapshot struct {
 
 // BranchRequest is the body of POST /v1/sandboxes/{id}/branch. All fields are optional.
 type BranchRequest struct {
-	Tag  string `json:"tag,omitempty"`  // default: branch-ID-TIME
-	Mode string `json:"mode,omitempty"` // auto (default), live, diff, full
-	Wait *bool  `json:"wait,omitempty"` // default true: reply when it is ready; false: when the source runs again
+	Tag  string `json:"tag,omitempty"`                             // default: branch-ID-TIME
+	Mode string `json:"mode,omitempty" enum:"auto,live,diff,full"` // auto (default), live, diff, full
+	Wait *bool  `json:"wait,omitempty"`                            // default true: reply when it is ready; false: when the source runs again
 
 	// Children forked of it in the same call, with what POST /v1/sandboxes takes.
-	N          int               `json:"n,omitempty"`
+	N          int               `json:"n,omitempty" minimum:"0" maximum:"1000"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	Env        map[string]string `json:"env,omitempty"`
-	TTLSeconds float64           `json:"ttl_seconds,omitempty"`
+	TTLSeconds float64           `json:"ttl_seconds,omitempty" minimum:"0" maximum:"4611686018"`
 
 	// Of the existing forkd's clients: the same as mode; measuring is always done; the parent must be the one it is.
 	Diff        bool   `json:"diff,omitempty"`
@@ -230,12 +231,12 @@ type NotRenewed struct {
 // ForkRequest is the body of POST /v1/sandboxes.
 type ForkRequest struct {
 	SnapshotTag string            `json:"snapshot_tag"`
-	N           *int              `json:"n,omitempty"` // default 1
+	N           *int              `json:"n,omitempty" minimum:"1" maximum:"1000"` // default 1
 	Labels      map[string]string `json:"labels,omitempty"`
 	Env         map[string]string `json:"env,omitempty"`
-	TTLSeconds  float64           `json:"ttl_seconds,omitempty"` // 0: lives until killed
-	CPUs        int               `json:"cpus,omitempty"`        // 0: the snapshot's
-	MemoryBytes int64             `json:"memory_bytes,omitempty"`
+	TTLSeconds  float64           `json:"ttl_seconds,omitempty" minimum:"0" maximum:"4611686018"` // 0: lives until killed
+	CPUs        int               `json:"cpus,omitempty" minimum:"0"`                             // 0: the snapshot's
+	MemoryBytes int64             `json:"memory_bytes,omitempty" minimum:"0"`
 	Partial     bool              `json:"partial,omitempty"` // report failed children beside good ones
 
 	// Accepted and already true here: every child is isolated and can be branched live.
@@ -251,7 +252,7 @@ type ForkRequest struct {
 // reply is a stream of ExecEvent while the command runs, else one ExecResponse.
 type ExecRequest struct {
 	Args        []string          `json:"args"`
-	TimeoutSecs float64           `json:"timeout_secs,omitempty"` // default 30
+	TimeoutSecs float64           `json:"timeout_secs,omitempty" minimum:"0" maximum:"604800"` // default 30
 	Env         map[string]string `json:"env,omitempty"`
 	Cwd         string            `json:"cwd,omitempty"`
 	User        string            `json:"user,omitempty"`
@@ -276,7 +277,7 @@ type EvalRequest struct {
 	Context     string            `json:"context,omitempty"`  // default: the language's own
 	Language    string            `json:"language,omitempty"` // "python", "shell", "javascript", "typescript", or a driver of the image
 	Env         map[string]string `json:"env,omitempty"`      // for this evaluation
-	TimeoutSecs float64           `json:"timeout_secs,omitempty"`
+	TimeoutSecs float64           `json:"timeout_secs,omitempty" minimum:"0" maximum:"604800"`
 }
 
 // EvalResponse is its reply.

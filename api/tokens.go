@@ -17,8 +17,8 @@ type Token struct {
 
 // TokenRequest is the body of POST /v1/tokens, and of POST /v1/sandboxes/{id}/tokens, which has its sandbox in its path.
 type TokenRequest struct {
-	Name       string  `json:"name,omitempty"`        // for lists and the audit log; default: its id
-	Scope      string  `json:"scope,omitempty"`       // default: use
-	Sandbox    string  `json:"sandbox,omitempty"`     // default: all
-	TTLSeconds float64 `json:"ttl_seconds,omitempty"` // 0: for ever
+	Name       string  `json:"name,omitempty"`                                         // for lists and the audit log; default: its id
+	Scope      string  `json:"scope,omitempty" enum:"read,use,manage,admin"`           // default: use
+	Sandbox    string  `json:"sandbox,omitempty"`                                      // default: all
+	TTLSeconds float64 `json:"ttl_seconds,omitempty" minimum:"0" maximum:"4611686018"` // 0: for ever
 }

@@ -4,13 +4,16 @@ package httpapi
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 
+	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/host"
 )
 
@@ -58,13 +61,53 @@ type parameter struct {
 	oneOf    []string // texts that are allowed; empty: any
 }
 
-// strict refuses, before h sees it, a request whose query is not what the document says.
+// strict refuses, before h sees it, a request that is not what the document says.
 func (d *document) strict(h handler) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if err := d.checkQuery(r.URL.RawQuery); err != nil {
 			return err
 		}
+		if err := d.checkBody(w, r); err != nil {
+			return err
+		}
 		return h(w, r)
+	}
+}
+
+// checkBody refuses a body where there is to be none, or an empty object at most. Others are h's to read.
+func (d *document) checkBody(w http.ResponseWriter, r *http.Request) error {
+	if r.ContentLength == 0 || d.media != nil {
+		return nil
+	}
+	switch d.body.(type) {
+	case struct{}:
+		return decode(w, r, &struct{}{})
+	case nil:
+		var one [1]byte
+		if n, err := io.ReadFull(http.MaxBytesReader(w, r.Body, maxBody), one[:]); n > 0 || !errors.Is(err, io.EOF) {
+			return fmt.Errorf("%w: this route takes no body", host.ErrInvalid)
+		}
+	}
+	return nil
+}
+
+// otherMethods answers for a path that is served, but not with the request's method.
+func otherMethods(mux *http.ServeMux, none handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		var allowed []string
+		for _, method := range []string{"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"} {
+			other := &http.Request{Method: method, URL: r.URL, Host: r.Host}
+			if _, pattern := mux.Handler(other); pattern != "/" && pattern != "" {
+				allowed = append(allowed, method)
+			}
+		}
+		if len(allowed) == 0 {
+			return none(w, r)
+		}
+		w.Header().Set("Allow", strings.Join(allowed, ", "))
+		return &api.Error{
+			Code: api.CodeMethod, Message: fmt.Sprintf("%.200q cannot be asked with %.40s; it answers %s", r.URL.Path, r.Method, strings.Join(allowed, ", ")),
+		}
 	}
 }
 

@@ -62,6 +62,8 @@ func status(code api.Code) int {
 		return http.StatusUnauthorized
 	case api.CodeThrottled:
 		return http.StatusTooManyRequests
+	case api.CodeMethod:
+		return http.StatusMethodNotAllowed
 	case api.CodeUnacceptable:
 		return http.StatusNotAcceptable
 	case api.CodeExists, api.CodeWrongState, api.CodeBusy, api.CodeIncompatible:

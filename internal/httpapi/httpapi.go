@@ -8,12 +8,9 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
-	"strings"
 	"time"
 
 	"forkd.dev/forkd/api"
@@ -34,9 +31,6 @@ type Server struct {
 	find     func(sandbox string) error // in tests; nil: the host knows
 }
 
-// maxBody bounds JSON bodies; files and code travel in streams, or in an eval's body.
-const maxBody = 16 << 20
-
 // Handler is the whole API.
 func (s *Server) Handler() http.Handler { return s.router(s.operations()) }
 
@@ -44,6 +38,9 @@ func (s *Server) router(operations []operation) http.Handler {
 	mux := http.NewServeMux()
 	documents := documents()
 	for _, op := range operations {
+		if op.pattern == "/" {
+			op.handle = otherMethods(mux, op.handle)
+		}
 		if d := documents[op.pattern]; d != nil {
 			op.handle = d.strict(op.handle)
 		}
@@ -126,37 +123,8 @@ func reply(w http.ResponseWriter, status int, v any) error {
 	return err
 }
 
-// decode reads one JSON object with known fields only. An empty body is an empty object.
-func decode(w http.ResponseWriter, r *http.Request, v any) error {
-	body := http.MaxBytesReader(w, r.Body, maxBody)
-	d := json.NewDecoder(body)
-	d.DisallowUnknownFields()
-	err := d.Decode(v)
-	if errors.Is(err, io.EOF) {
-		return nil
-	}
-	if err != nil {
-		return badBody(err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return badBody(errors.New("more than one JSON value"))
-	}
-	return nil
-}
-
-func badBody(err error) error {
-	if tooBig, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		return &api.Error{Code: api.CodeInvalid, Message: fmt.Sprintf("the body has more than %d bytes", tooBig.Limit)}
-	}
-	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		return &api.Error{Code: api.CodeInvalid, Message: fmt.Sprintf("body: field %q cannot be a %s", wrong.Field, wrong.Value)}
-	}
-	text := strings.TrimPrefix(err.Error(), "json: ")
-	return &api.Error{Code: api.CodeInvalid, Message: "body: " + text, Hint: "send one JSON object with the documented fields"}
-}
-
 func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) error {
-	return reply(w, http.StatusOK, map[string]bool{"ok": true})
+	return reply(w, http.StatusOK, api.Health{OK: true})
 }
 
 // version tells where things are to those only who may do anything there.
