@@ -232,7 +232,7 @@ func workspaceDocuments() map[string]*document {
 }
 
 func eventDocuments() map[string]*document {
-	const most = 1 << 53 // what every reader of JSON keeps
+	const most = 1<<53 - 1 // what every reader of JSON keeps
 	return map[string]*document{
 		"GET /v1/events": {
 			id: "events", about: "One JSON object a line, or server-sent events with `Accept: text/event-stream`.",
