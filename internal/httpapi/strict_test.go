@@ -22,8 +22,8 @@ func example(path string) string {
 		"{token}", "t", "{file...}", "").Replace(path)
 }
 
-// refusal sends a request, and returns the code of the error that comes back, which has its one shape.
-func refusal(t *testing.T, h http.Handler, r *http.Request) (int, api.Error) {
+// turnedDown sends a request, and returns the code of the error that comes back, which has its one shape.
+func turnedDown(t *testing.T, h http.Handler, r *http.Request) (int, api.Error) {
 	t.Helper()
 	rec := httptest.NewRecorder()
 	h.ServeHTTP(rec, r)
@@ -46,7 +46,7 @@ func refusal(t *testing.T, h http.Handler, r *http.Request) (int, api.Error) {
 // bodies calls f for every operation that takes a JSON body.
 func bodies(t *testing.T, f func(t *testing.T, method, path string, schema object)) {
 	t.Helper()
-	doc := document31(t)
+	doc := document3(t)
 	for path, item := range doc["paths"].(object) {
 		for method, op := range item.(object) {
 			body, _ := op.(object)["requestBody"].(object)
@@ -64,7 +64,7 @@ func bodies(t *testing.T, f func(t *testing.T, method, path string, schema objec
 	}
 }
 
-func document31(t *testing.T) object {
+func document3(t *testing.T) object {
 	t.Helper()
 	var doc object
 	if err := json.Unmarshal(api.OpenAPI, &doc); err != nil {
@@ -80,7 +80,7 @@ func TestMalformedBodies(t *testing.T) {
 	count := 0
 	bodies(t, func(t *testing.T, method, path string, schema object) {
 		good := minimal(schema)
-		r := httptest.NewRequest(method, path, strings.NewReader(text31(t, good)))
+		r := httptest.NewRequest(method, path, strings.NewReader(asJSON(t, good)))
 		rec := httptest.NewRecorder()
 		handler.ServeHTTP(rec, r)
 		if strings.Contains(rec.Body.String(), `"body: `) {
@@ -90,7 +90,7 @@ func TestMalformedBodies(t *testing.T) {
 			count++
 			r := httptest.NewRequest(method, path, strings.NewReader(body))
 			r.Header.Set("Content-Type", "application/json")
-			if code, e := refusal(t, handler, r); code != http.StatusBadRequest || e.Code != api.CodeInvalid {
+			if code, e := turnedDown(t, handler, r); code != http.StatusBadRequest || e.Code != api.CodeInvalid {
 				t.Errorf("%s: %.100s: %d %s", what, body, code, e.Message)
 			}
 		}
@@ -101,7 +101,7 @@ func TestMalformedBodies(t *testing.T) {
 	t.Logf("%d bodies", count)
 }
 
-func text31(t *testing.T, v any) string {
+func asJSON(t *testing.T, v any) string {
 	t.Helper()
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -144,7 +144,7 @@ func value(schema object) any {
 // malformed are bodies that break a schema, by what is wrong with them.
 func malformed(t *testing.T, schema object) map[string]string {
 	good := minimal(schema)
-	whole := text31(t, good)
+	whole := asJSON(t, good)
 	out := map[string]string{
 		"not JSON": "nonsense", "null": "null", "an array": "[]", "an array of it": "[" + whole + "]", "a string": `"a"`, "a number": "1",
 		"true": "true", "cut off": whole[:len(whole)-1], "open": "{", "twice": whole + whole, "something after it": whole + "x",
@@ -163,7 +163,7 @@ func malformed(t *testing.T, schema object) map[string]string {
 	for _, name := range needed {
 		without := maps.Clone(good)
 		delete(without, name.(string))
-		out["no "+name.(string)] = text31(t, without)
+		out["no "+name.(string)] = asJSON(t, without)
 		out["empty"], out["empty object"], out["blank"] = "", "{}", " \n"
 	}
 	properties, _ := schema["properties"].(object)
@@ -172,7 +172,7 @@ func malformed(t *testing.T, schema object) map[string]string {
 		for _, bad := range wrong(p) {
 			out[fmt.Sprintf("%s: %.40s", name, bad)] = with(t, good, name, json.RawMessage(bad))
 		}
-		fine := text31(t, value(p))
+		fine := asJSON(t, value(p))
 		rest := maps.Clone(good)
 		delete(rest, name)
 		out[name+" twice"] = fmt.Sprintf(`{%q:%s,%s`, name, fine, with(t, good, name, json.RawMessage(fine))[1:])
@@ -188,12 +188,12 @@ func with(t *testing.T, good object, name string, v any) string {
 	all := make([]string, 0, len(good)+1)
 	for _, k := range slices.Sorted(maps.Keys(good)) {
 		if k != name {
-			all = append(all, fmt.Sprintf("%q:%s", k, text31(t, good[k])))
+			all = append(all, fmt.Sprintf("%q:%s", k, asJSON(t, good[k])))
 		}
 	}
 	raw, ok := v.(json.RawMessage)
 	if !ok {
-		raw = json.RawMessage(text31(t, v))
+		raw = json.RawMessage(asJSON(t, v))
 	}
 	return "{" + strings.Join(append(all, fmt.Sprintf("%q:%s", name, raw)), ",") + "}"
 }
@@ -237,7 +237,7 @@ func wrong(p object) []string {
 func TestMediaOfBodies(t *testing.T) {
 	handler := testServer(t)
 	bodies(t, func(t *testing.T, method, path string, schema object) {
-		body := text31(t, minimal(schema))
+		body := asJSON(t, minimal(schema))
 		send := func(header, said string) *http.Request {
 			r := httptest.NewRequest(method, path, strings.NewReader(body))
 			r.Header.Set(header, said)
@@ -247,7 +247,7 @@ func TestMediaOfBodies(t *testing.T) {
 			"text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "application/xml", "application/jsonx",
 			"application/json; charset=latin1", "json", ";", "application/json, text/plain",
 		} {
-			if code, e := refusal(t, handler, send("Content-Type", media)); code != http.StatusBadRequest || !strings.Contains(e.Message, "application/json") {
+			if code, e := turnedDown(t, handler, send("Content-Type", media)); code != http.StatusBadRequest || !strings.Contains(e.Message, "application/json") {
 				t.Errorf("Content-Type %s: %d %s", media, code, e.Message)
 			}
 		}
@@ -258,7 +258,7 @@ func TestMediaOfBodies(t *testing.T) {
 				t.Errorf("Content-Type %s is refused: %s", media, rec.Body)
 			}
 		}
-		if code, e := refusal(t, handler, send("Content-Encoding", "gzip")); code != http.StatusBadRequest || !strings.Contains(e.Message, "Content-Encoding") {
+		if code, e := turnedDown(t, handler, send("Content-Encoding", "gzip")); code != http.StatusBadRequest || !strings.Contains(e.Message, "Content-Encoding") {
 			t.Errorf("gzip: %d %s", code, e.Message)
 		}
 	})
@@ -273,7 +273,7 @@ func TestNoBody(t *testing.T) {
 			continue
 		}
 		r := httptest.NewRequest(method, example(path)+filled(d.query), strings.NewReader("{}"))
-		if code, e := refusal(t, handler, r); code != http.StatusBadRequest || !strings.Contains(e.Message, "no body") {
+		if code, e := turnedDown(t, handler, r); code != http.StatusBadRequest || !strings.Contains(e.Message, "no body") {
 			t.Errorf("%s: %d %s", pattern, code, e.Message)
 		}
 	}
@@ -309,7 +309,7 @@ func TestMalformedQueries(t *testing.T) {
 		}
 		for _, q := range queries {
 			r := httptest.NewRequest(method, example(path)+filled(d.query)+"&"+q, http.NoBody)
-			if code, e := refusal(t, handler, r); code != http.StatusBadRequest || e.Code != api.CodeInvalid {
+			if code, e := turnedDown(t, handler, r); code != http.StatusBadRequest || e.Code != api.CodeInvalid {
 				t.Errorf("%s?%s: %d %s", pattern, q, code, e.Message)
 			}
 		}
@@ -364,12 +364,12 @@ func TestMethods(t *testing.T) {
 			if diff := cmp.Diff(methods, got); rec.Code != http.StatusMethodNotAllowed || diff != "" {
 				t.Errorf("%s %s: %d, Allow %s", method, path, rec.Code, diff)
 			}
-			if code, e := refusal(t, handler, r); method != "HEAD" && (code != http.StatusMethodNotAllowed || e.Code != api.CodeMethod) {
+			if code, e := turnedDown(t, handler, r); method != "HEAD" && (code != http.StatusMethodNotAllowed || e.Code != api.CodeMethod) {
 				t.Errorf("%s %s: %d %s", method, path, code, e.Code)
 			}
 		}
 	}
-	if code, _ := refusal(t, handler, httptest.NewRequest("POST", "/v1/nosuch", http.NoBody)); code != http.StatusNotFound {
+	if code, _ := turnedDown(t, handler, httptest.NewRequest("POST", "/v1/nosuch", http.NoBody)); code != http.StatusNotFound {
 		t.Errorf("a path that nobody serves: %d", code)
 	}
 }
