@@ -21,6 +21,7 @@ const (
 	CodeDenied       Code = "denied"
 	CodeUnauthorized Code = "unauthorized"       // no token, or one that is not good
 	CodeThrottled    Code = "throttled"          // too many wrong tokens, or too much at once: see Retry-After
+	CodeKeyReused    Code = "key_reused"         // an Idempotency-Key of another request
 	CodeMethod       Code = "method_not_allowed" // see Allow
 	CodeUnacceptable Code = "unacceptable"
 	CodeExists       Code = "exists"

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +26,7 @@ type document struct {
 	query   []parameter
 	headers []parameter
 	body    any      // a value of the JSON body's type; nil: there is no such body
+	once    bool     // it takes an Idempotency-Key
 	media   []string // types of a body that is not JSON
 	replies []response
 }
@@ -57,7 +59,8 @@ type parameter struct {
 	least    float64 // of a number; both 0: no bounds
 	most     float64
 	unit     string   // of a number
-	pattern  string   // of a text; said in the document, checked by what uses it
+	pattern  string   // of a text
+	form     string   // what the pattern means, in words
 	oneOf    []string // texts that are allowed; empty: any
 }
 
@@ -174,10 +177,19 @@ func (p *parameter) wants(v string) string {
 		}
 	case text:
 		if len(p.oneOf) > 0 && !slices.Contains(p.oneOf, v) {
-			return strings.Join(p.oneOf, " or ")
+			return orList(p.oneOf)
+		}
+		if p.pattern != "" && !p.matches(v) {
+			return cmp.Or(p.form, "what matches "+p.pattern)
 		}
 	}
 	return ""
+}
+
+// matches compiles the pattern, which is short, each time: it is asked for once a request at most.
+func (p *parameter) matches(v string) bool {
+	re, err := regexp.Compile(p.pattern)
+	return err == nil && re.MatchString(v)
 }
 
 func (p *parameter) unbounded() bool { return p.least == 0 && p.most == 0 }

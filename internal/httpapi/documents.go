@@ -51,9 +51,15 @@ func snapshotDocuments() map[string]*document {
 				"context below `context/`. The reply is one JSON object a line while it is built; the last has `snapshot` or `error`.",
 			replies: []response{{status: http.StatusOK, of: api.BuildEvent{}, media: jsonLines}},
 		},
-		"GET /v1/images":         {id: "listImages", replies: ok([]api.Image{})},
+		"GET /v1/images":         {id: "listImages", query: paged(), replies: ok([]api.Image{})},
 		"DELETE /v1/images/{id}": {id: "removeImage", replies: noContent()},
-		"GET /v1/snapshots":      {id: "listSnapshots", query: []parameter{all}, replies: ok([]api.Snapshot{})},
+		"GET /v1/snapshots": {id: "listSnapshots", query: paged(
+			all,
+			parameter{name: "status", oneOf: []string{"ready", "writing", "failed"}, about: "Those of this status."},
+			parameter{name: "parent", about: "Those that stand on this snapshot."},
+			parameter{name: "branched_from", about: "Branches of this sandbox."},
+			parameter{name: "image", about: "Those that stand on this image."},
+		), replies: ok([]api.Snapshot{})},
 		"POST /v1/snapshots": {
 			id: "createSnapshot", body: api.CreateSnapshotRequest{}, replies: created(api.Snapshot{}),
 			about: "Of the existing forkd's clients. Answered with 501: see POST /v1/builds.",
@@ -64,7 +70,7 @@ func snapshotDocuments() map[string]*document {
 		"GET /v1/snapshots/{tag}/info": {
 			id: "snapshotInfo", query: []parameter{wait}, replies: ok(api.SnapshotInfo{}),
 		},
-		"POST /v1/snapshots/{tag}/compact": {id: "compactSnapshot", body: api.CompactRequest{}, replies: ok(api.Snapshot{})},
+		"POST /v1/snapshots/{tag}/compact": {id: "compactSnapshot", once: true, body: api.CompactRequest{}, replies: ok(api.Snapshot{})},
 		"DELETE /v1/snapshots/{tag}": {
 			id: "removeSnapshot", query: []parameter{
 				{name: "cascade", kind: boolean, about: "Remove what stands on it as well."},
@@ -82,13 +88,13 @@ func snapshotDocuments() map[string]*document {
 func buildParameters() []parameter {
 	const mib = 1 << 20
 	return []parameter{
-		{name: "tag", about: "Of the snapshot.", required: true, pattern: tagPattern},
+		{name: "tag", about: "Of the snapshot.", required: true, pattern: tagPattern, form: tagForm},
 		{name: "kernel", about: "A kernel's path on the daemon's host; without it Debian's is taken."},
 		{name: "replace", kind: boolean, about: "Replace a snapshot of this tag, once the new one is ready."},
 		{name: "no_cache", kind: boolean, about: "Do all steps again."},
 		{name: "dockerfile", about: "A Dockerfile is sent, and this is its name in messages."},
 		{name: "target", about: "The stage of the Dockerfile to build."},
-		{name: "build_arg", repeated: true, about: "NAME=VALUE of an ARG.", pattern: `^[^=]+=`},
+		{name: "build_arg", repeated: true, about: "NAME=VALUE of an ARG.", pattern: `^[^=]+=`, form: "NAME=VALUE"},
 		{name: "base", about: "The base, as FROM says it, whose files are sent along."},
 		{name: "cpus", kind: integer, least: 1, most: 64, about: "Of the machine."},
 		{name: "memory_bytes", kind: integer, least: 128 * mib, most: 1 << 40, about: "Of the machine, whole MiB."},
@@ -97,23 +103,28 @@ func buildParameters() []parameter {
 }
 
 // tagPattern says what package lineage checks.
-const tagPattern = `^[A-Za-z0-9_][A-Za-z0-9_.-]*$`
+const (
+	tagPattern = `^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`
+	tagForm    = "1 to 64 letters, digits and _ . - (the first a letter, digit or _)"
+)
 
 func sandboxDocuments() map[string]*document {
 	const one = " /v1/sandboxes/{id}"
 	return map[string]*document{
 		"POST /v1/sandboxes": {
-			id: "fork", body: api.ForkRequest{},
+			id: "fork", once: true, body: api.ForkRequest{},
 			about:   "All children or none, unless `partial` is set: then a child that failed is told in its place, with `error` and no `id`.",
 			replies: []response{{status: http.StatusCreated, of: []api.Sandbox{}}},
 		},
-		"GET /v1/sandboxes": {id: "listSandboxes", query: []parameter{
-			{name: "label", repeated: true, pattern: "=", about: "KEY=VALUE: those that have it; of several, all."},
-		}, replies: ok([]api.Sandbox{})},
+		"GET /v1/sandboxes": {id: "listSandboxes", query: paged(
+			parameter{name: "state", oneOf: []string{"running", "paused", "suspended", "failed"}, about: "Those in this state."},
+			parameter{name: "snapshot", about: "Those that were forked from this snapshot."},
+			parameter{name: "label", repeated: true, pattern: `^[^=]+=`, form: "KEY=VALUE", about: "KEY=VALUE: those that have it; of several, all."},
+		), replies: ok([]api.Sandbox{})},
 		"GET" + one:    {id: "sandbox", replies: ok(api.Sandbox{})},
 		"DELETE" + one: {id: "kill", replies: noContent()},
 		"POST" + one + "/branch": {
-			id: "branch", body: api.BranchRequest{},
+			id: "branch", once: true, body: api.BranchRequest{},
 			about: "The sandbox runs on. With `n` children of the new snapshot are forked in the same call; they tell their own errors.",
 			replies: []response{
 				{status: http.StatusCreated, of: api.Snapshot{}, about: "It is ready."},
@@ -166,7 +177,7 @@ func contextDocuments() map[string]*document {
 			},
 		},
 		"GET" + one + "/contexts":                  {id: "listContexts", replies: ok([]api.Context{})},
-		"POST" + one + "/contexts":                 {id: "createContext", body: api.ContextRequest{}, replies: created(api.Context{})},
+		"POST" + one + "/contexts":                 {id: "createContext", once: true, body: api.ContextRequest{}, replies: created(api.Context{})},
 		"DELETE" + one + "/contexts/{ctx}":         {id: "removeContext", replies: noContent()},
 		"POST" + one + "/contexts/{ctx}/restart":   {id: "restartContext", body: struct{}{}, replies: ok(api.Context{})},
 		"POST" + one + "/contexts/{ctx}/interrupt": {id: "interruptContext", body: struct{}{}, replies: noContent()},
@@ -181,7 +192,7 @@ func fileDocuments() map[string]*document {
 			{name: "user", about: "Who does it; without it the image's user."},
 		}, others...)
 	}
-	mode := parameter{name: "mode", about: "Permission bits in octal.", pattern: `^[0-7]{1,4}$`}
+	mode := parameter{name: "mode", about: "Permission bits in octal.", pattern: `^[0-7]{1,4}$`, form: "an octal number up to 7777"}
 	metadata := parameter{name: "X-Metadata-NAME", about: "Becomes metadata of the file. Any number of such headers."}
 	upload := func(id, about string) *document {
 		return &document{
@@ -222,8 +233,8 @@ func fileDocuments() map[string]*document {
 func workspaceDocuments() map[string]*document {
 	const one = " /v1/workspaces/{name}"
 	return map[string]*document{
-		"GET /v1/workspaces":      {id: "listWorkspaces", replies: ok([]api.Workspace{})},
-		"POST /v1/workspaces":     {id: "createWorkspace", body: api.WorkspaceRequest{}, replies: created(api.Workspace{})},
+		"GET /v1/workspaces":      {id: "listWorkspaces", query: paged(), replies: ok([]api.Workspace{})},
+		"POST /v1/workspaces":     {id: "createWorkspace", once: true, body: api.WorkspaceRequest{}, replies: created(api.Workspace{})},
 		"GET" + one:               {id: "workspace", replies: ok(api.Workspace{})},
 		"DELETE" + one:            {id: "removeWorkspace", replies: noContent()},
 		"POST" + one + "/suspend": {id: "suspendWorkspace", body: api.SuspendWorkspaceRequest{}, replies: ok(api.Workspace{})},

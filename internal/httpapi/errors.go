@@ -52,7 +52,7 @@ func kinds() []struct {
 // status is the one table from code to HTTP status.
 func status(code api.Code) int {
 	switch code {
-	case api.CodeInvalid:
+	case api.CodeInvalid, api.CodeKeyReused:
 		return http.StatusBadRequest
 	case api.CodeNotFound:
 		return http.StatusNotFound

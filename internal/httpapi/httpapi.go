@@ -28,6 +28,7 @@ type Server struct {
 	Audit   *audit.Log // nil: nothing is written down
 
 	failures access.Failures
+	replies  replies
 	find     func(sandbox string) error // in tests; nil: the host knows
 }
 
@@ -42,7 +43,7 @@ func (s *Server) router(operations []operation) http.Handler {
 			op.handle = otherMethods(mux, op.handle)
 		}
 		if d := documents[op.pattern]; d != nil {
-			op.handle = d.strict(op.handle)
+			op.handle = d.strict(s.keyed(d, op.handle))
 		}
 		mux.HandleFunc(op.pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, op) })
 	}

@@ -76,7 +76,7 @@ func TestEveryRouteHasADocument(t *testing.T) {
 // The OpenAPI document, as far as we use it.
 type (
 	object = map[string]any
-	list   = []any
+	array  = []any
 )
 
 func generate(t *testing.T) []byte {
@@ -102,9 +102,9 @@ func generate(t *testing.T) []byte {
 	var doc struct { // in the order in which people read it
 		OpenAPI    string            `json:"openapi"`
 		Info       object            `json:"info"`
-		Servers    list              `json:"servers"`
-		Security   list              `json:"security"`
-		Tags       list              `json:"tags"`
+		Servers    array              `json:"servers"`
+		Security   array              `json:"security"`
+		Tags       array              `json:"tags"`
 		Paths      map[string]object `json:"paths"`
 		Components object            `json:"components"`
 	}
@@ -113,7 +113,7 @@ func generate(t *testing.T) []byte {
 		"title": "forkd", "version": api.Version, "license": object{"name": "Apache-2.0", "identifier": "Apache-2.0"},
 		"description": "Snapshots of warm machines, and sandboxes forked from them. Errors have one shape, and a code that decides the status.",
 	}
-	doc.Servers, doc.Security = list{object{"url": "/"}}, list{object{"token": list{}}}
+	doc.Servers, doc.Security = array{object{"url": "/"}}, array{object{"token": array{}}}
 	doc.Tags, doc.Paths = tags(), paths
 	doc.Components = object{"schemas": schemas, "responses": object{"Error": errorResponse()}, "securitySchemes": securitySchemes()}
 	text, err := json.MarshalIndent(doc, "", "  ")
@@ -152,18 +152,18 @@ func (g *generator) arrays() {
 }
 
 func (g *generator) operation(path string, op operation, d *document) object {
-	o := object{"operationId": d.id, "summary": op.summary, "tags": list{tagOf(path)}, "x-forkd-scope": op.scope.String()}
+	o := object{"operationId": d.id, "summary": op.summary, "tags": array{tagOf(path)}, "x-forkd-scope": op.scope.String()}
 	if d.about != "" {
 		o["description"] = d.about
 	}
-	var parameters list
+	var parameters array
 	for _, m := range regexp.MustCompile(`{(\w+)}`).FindAllStringSubmatch(path, -1) {
 		parameters = append(parameters, pathParameter(path, m[1]))
 	}
 	for _, p := range d.query {
 		parameters = append(parameters, parameterObject("query", p))
 	}
-	for _, p := range d.headers {
+	for _, p := range headersOf(d) {
 		parameters = append(parameters, parameterObject("header", p))
 	}
 	if parameters != nil {
@@ -176,15 +176,38 @@ func (g *generator) operation(path string, op operation, d *document) object {
 	for _, r := range d.replies {
 		g.response(replies, r)
 	}
+	if reply, ok := replies["200"].(object); ok && slices.ContainsFunc(d.query, func(p parameter) bool { return p.name == "cursor" }) {
+		reply["headers"] = pageHeaders()
+	}
 	for _, status := range refusals(op, path, d) {
 		replies[fmt.Sprint(status)] = object{"$ref": "#/components/responses/Error"}
 	}
 	if op.scope == access.None {
-		o["security"] = list{}
+		o["security"] = array{}
 	}
 	replies["default"] = object{"$ref": "#/components/responses/Error"}
 	o["responses"] = replies
 	return o
+}
+
+func pageHeaders() object {
+	text := object{"type": "string"}
+	return object{
+		nextCursor: object{"description": "The cursor of the next page, if there is one.", "schema": text},
+		"Link":     object{"description": "The next page, as rel=next.", "schema": text},
+	}
+}
+
+// headersOf are those of an operation with the one that it may have in common with others.
+func headersOf(d *document) []parameter {
+	if !d.once {
+		return d.headers
+	}
+	return append(slices.Clone(d.headers), parameter{
+		name: idempotencyKey, pattern: fmt.Sprintf("^[ -~]{1,%d}$", maxKey),
+		about: "What is asked again with its key, by the same principal and within a day, is not done again: the reply is the first one's, " +
+			"with Idempotent-Replayed. 409 while that is being served; 400, key_reused, for another request.",
+	})
 }
 
 // refusals are the statuses that follow from what an operation takes; every other is the default.
@@ -402,8 +425,8 @@ var sections = []struct{ name, about string }{
 	{"files", "A sandbox's files."},
 }
 
-func tags() list {
-	var out list
+func tags() array {
+	var out array
 	for _, s := range sections {
 		out = append(out, object{"name": s.name, "description": s.about})
 	}
@@ -493,7 +516,7 @@ func TestDocumentIsWhole(t *testing.T) {
 			for _, k := range slices.Sorted(maps.Keys(v)) {
 				walk(v[k])
 			}
-		case list:
+		case array:
 			for _, e := range v {
 				walk(e)
 			}

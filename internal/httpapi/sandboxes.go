@@ -139,10 +139,18 @@ func (s *Server) sandboxes(w http.ResponseWriter, r *http.Request) error {
 	for _, v := range s.Host.Snapshots() {
 		disks[v.Tag] = v.DiskOwn + v.DiskShared
 	}
+	q := r.URL.Query()
 	for _, v := range s.Host.Sandboxes(labels) {
+		if !asked(q, "state", string(v.State)) || !asked(q, "snapshot", v.SnapshotTag) {
+			continue
+		}
 		out := sandbox(v)
 		out.DiskSharedBytes = disks[v.SnapshotTag]
 		list = append(list, out)
+	}
+	list, err := page(w, r, list, func(s *api.Sandbox) string { return oldestFirst(s.CreatedAtUnix, s.ID) })
+	if err != nil {
+		return err
 	}
 	return reply(w, http.StatusOK, list)
 }

@@ -15,12 +15,20 @@ func (s *Server) snapshots(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	q := r.URL.Query()
 	list := []api.Snapshot{}
 	for _, v := range s.Host.Snapshots() {
 		if lineage.IsStep(v.Tag) && !all {
 			continue
 		}
-		list = append(list, snapshot(v))
+		out := snapshot(v)
+		if asked(q, "status", out.Status) && asked(q, "parent", out.Parent) && asked(q, "branched_from", out.BranchedFrom) && asked(q, "image", out.Image) {
+			list = append(list, out)
+		}
+	}
+	list, err = page(w, r, list, func(s *api.Snapshot) string { return newestFirst(s.CreatedAtUnix, s.Tag) })
+	if err != nil {
+		return err
 	}
 	return reply(w, http.StatusOK, list)
 }
@@ -101,13 +109,17 @@ func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *Server) images(w http.ResponseWriter, _ *http.Request) error {
+func (s *Server) images(w http.ResponseWriter, r *http.Request) error {
 	list := []api.Image{}
 	for _, m := range s.Host.Images() {
 		list = append(list, api.Image{
 			ID: m.ID, Name: m.Name, Base: m.Base, Packages: len(m.Packages), CreatedAtUnix: m.CreatedAt.Unix(),
 			DiskBytes: m.DiskBytes, OwnBytes: m.OwnBytes, StoredBytes: m.StoredBytes, Snapshots: m.Snapshots,
 		})
+	}
+	list, err := page(w, r, list, func(i *api.Image) string { return newestFirst(i.CreatedAtUnix, i.ID) })
+	if err != nil {
+		return err
 	}
 	return reply(w, http.StatusOK, list)
 }

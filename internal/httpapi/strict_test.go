@@ -113,7 +113,7 @@ func asJSON(t *testing.T, v any) string {
 // minimal is the least object that a schema allows.
 func minimal(schema object) object {
 	out := object{}
-	needed, _ := schema["required"].(list)
+	needed, _ := schema["required"].(array)
 	for _, name := range needed {
 		out[name.(string)] = value(schema["properties"].(object)[name.(string)].(object))
 	}
@@ -122,7 +122,7 @@ func minimal(schema object) object {
 
 // value is one that a schema allows.
 func value(schema object) any {
-	if choice, ok := schema["enum"].(list); ok {
+	if choice, ok := schema["enum"].(array); ok {
 		return choice[0]
 	}
 	switch schema["type"] {
@@ -136,7 +136,7 @@ func value(schema object) any {
 		}
 		return 1
 	case "array":
-		return list{value(schema["items"].(object))}
+		return array{value(schema["items"].(object))}
 	}
 	return object{}
 }
@@ -159,7 +159,7 @@ func malformed(t *testing.T, schema object) map[string]string {
 		"no name":      with(t, good, "", 1),
 		"_proto_":      with(t, good, "__proto__", object{}),
 	}
-	needed, _ := schema["required"].(list)
+	needed, _ := schema["required"].(array)
 	for _, name := range needed {
 		without := maps.Clone(good)
 		delete(without, name.(string))

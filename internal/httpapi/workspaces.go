@@ -21,10 +21,14 @@ func (s *Server) workspaceOperations() []operation {
 	}
 }
 
-func (s *Server) workspaces(w http.ResponseWriter, _ *http.Request) error {
+func (s *Server) workspaces(w http.ResponseWriter, r *http.Request) error {
 	list := []api.Workspace{}
 	for _, v := range s.Host.Workspaces() {
 		list = append(list, workspace(v))
+	}
+	list, err := page(w, r, list, func(w *api.Workspace) string { return w.Name })
+	if err != nil {
+		return err
 	}
 	return reply(w, http.StatusOK, list)
 }
