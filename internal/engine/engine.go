@@ -106,6 +106,8 @@ type Features struct {
 	Layers     []string `json:"layers"`
 	JailReason string   `json:"jail_reason,omitempty"`
 
+	Snapshots bool `json:"background_snapshots"` // the VM program was built with what live captures need
+
 	// Powers beyond Machine and Engine; a test holds them against the interfaces.
 	Capture    bool   `json:"capture"` // Capturer, in mode diff
 	Live       bool   `json:"live"`    // … and in mode live, with the real kind of mapping tried

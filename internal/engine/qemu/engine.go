@@ -34,8 +34,10 @@ type Config struct {
 type Engine struct {
 	cfg Config
 
+	idMu sync.Mutex      // not mu, which is held while the host is probed
+	ids  map[uint32]bool // of jails that are being made
+
 	mu     sync.Mutex
-	ids    map[uint32]bool                 // of jails that are being made
 	habits map[uint64]weak.Pointer[habits] // by the inode of the memory image
 	found  *host                           // what the last conclusive probe found; inconclusive ones are not kept
 }
@@ -74,7 +76,7 @@ func (e *Engine) Probe(ctx context.Context) (*engine.Features, error) {
 	f := &engine.Features{
 		Binary: h.binary, Format: h.format(), AcceleratorReason: h.acceleratorReason, KVMUsable: h.kvm.Usable,
 		Adopt: true, Capture: true, Pause: true, Commit: true,
-		LiveReason: h.live.reason(h.jailer), JailReason: h.jailReason,
+		Snapshots: h.live.lacks == "", LiveReason: h.live.reason(h.jailer), JailReason: h.jailReason,
 	}
 	f.Live = f.LiveReason == ""
 	confined, how := proc.ConfinementAvailable()

@@ -126,8 +126,8 @@ func (e *Engine) newJail(jailer *proc.Jailer) (jail *proc.Jail, done func(), err
 		return nil, nil, err
 	}
 	return &proc.Jail{Jailer: jailer, ID: id}, func() {
-		e.mu.Lock()
-		defer e.mu.Unlock()
+		e.idMu.Lock()
+		defer e.idMu.Unlock()
 		delete(e.ids, id)
 	}, nil
 }
@@ -135,8 +135,8 @@ func (e *Engine) newJail(jailer *proc.Jailer) (jail *proc.Jail, done func(), err
 // takeID finds a user that no process is of, and reserves it. It is drawn, so that no other daemon of this host chooses
 // the same at this moment; afterwards the kernel knows.
 func (e *Engine) takeID() (uint32, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	e.idMu.Lock()
+	defer e.idMu.Unlock()
 	size := uint64(e.cfg.JailIDs.Last) - uint64(e.cfg.JailIDs.First) + 1
 	for range 1000 {
 		id := e.cfg.JailIDs.First + uint32(rand.Uint64N(size))
@@ -167,6 +167,10 @@ func hand(spec *engine.Spec, m mode, id uint32) error {
 	for _, path := range below {
 		info, err := os.Stat(path)
 		if err != nil {
+			return err
+		}
+		// A disk may have been the own one of a machine that is gone, whose user another may get some day.
+		if err := os.Chown(path, os.Geteuid(), os.Getegid()); err != nil {
 			return err
 		}
 		if info.Mode()&0o004 == 0 {

@@ -291,5 +291,10 @@ func askMonitor(ctx context.Context, h *host) (names, capabilities []string, err
 	for _, c := range list {
 		capabilities = append(capabilities, c.Capability)
 	}
+	filter := qmp.Command{Name: "query-command-line-options", Args: map[string]string{"option": "sandbox"}}
+	if err := client.Do(ctx, filter, nil); err != nil {
+		return nil, nil, fmt.Errorf("this QEMU %s was built without its filter of system calls (seccomp); install the distribution's package %s: %w",
+			h.version, emulators[h.platform.arch].packages, err)
+	}
 	return names, capabilities, nil
 }
