@@ -392,7 +392,7 @@ type BuildStep struct {
 // Check is one line of doctor.
 type Check struct {
 	Name   string `json:"name"`
-	Status string `json:"status"` // pass, warn, fail
+	Status string `json:"status"` // pass, warn, fail, skip
 	Detail string `json:"detail"`
 	Hint   string `json:"hint,omitempty"`
 }

@@ -33,9 +33,9 @@ func (a *App) doctor() *cobra.Command {
 func printDoctor(w io.Writer, info *api.HostInfo) error {
 	fmt.Fprintf(w, "%s, %d × %s, %s of memory, uid %d\n\n", info.Kernel, info.CPUs, info.CPUModel, size(info.MemoryBytes), info.UID)
 	for _, c := range info.Checks {
-		fmt.Fprintf(w, "%-4s  %-12s  %s\n", c.Status, c.Name, printable(c.Detail))
+		fmt.Fprintf(w, "%-4s  %-13s  %s\n", c.Status, c.Name, printable(c.Detail))
 		if c.Hint != "" {
-			fmt.Fprintf(w, "%20stry: %s\n", "", c.Hint)
+			fmt.Fprintf(w, "%21stry: %s\n", "", c.Hint)
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -18,11 +19,13 @@ import (
 // CheckStatus is the verdict of one check.
 type CheckStatus string
 
-// Verdicts. A warning is something that works worse than it could; a failure stops builds or forks.
+// Verdicts. A warning is something that works worse than it could; a failure stops builds or forks; what is skipped has
+// nothing to be checked yet, or needs what another check misses.
 const (
 	Pass CheckStatus = "pass"
 	Warn CheckStatus = "warn"
 	Fail CheckStatus = "fail"
+	Skip CheckStatus = "skip"
 )
 
 // Check is one line of the doctor's report.
@@ -58,7 +61,14 @@ func (h *Host) Doctor(ctx context.Context) Report {
 	h.hot.mu.Unlock()
 	f, err := h.Features(ctx)
 	r.Features = f
-	r.Checks = append(engineChecks(f, err), memfdCheck(), h.memoryCheck(), h.diskCheck(), toolCheck(), h.agentCheck(), filesCheck())
+	r.Checks = slices.Concat(
+		[]Check{cpuCheck()}, engineChecks(f, err),
+		[]Check{
+			capabilitiesCheck(f), confinementCheck(f), namespacesCheck(f), liveCheck(f), cgroupCheck("/sys/fs/cgroup"), clockCheck(),
+			memfdCheck(), h.memoryCheck(), storeCheck(h.cfg.Home.Root, h.cfg.Home.Temp()), h.diskCheck(), runtimeCheck(h.cfg.Home.Runtime),
+			toolCheck(), h.agentCheck(), filesCheck(), cacheCheck(h.cfg.Home.Cache()), h.imagesCheck(), h.daemonCheck(), h.leftoversCheck(),
+		},
+	)
 	return r
 }
 
@@ -80,13 +90,7 @@ func engineChecks(f *engine.Features, err error) []Check {
 				"virtualization, and access to /dev/kvm (group kvm), for speed",
 		})
 	}
-	if f.Confined != "" {
-		return append(checks, Check{"confinement", Pass, "VM processes are confined by " + f.Confined + " and seccomp", ""})
-	}
-	return append(checks, Check{
-		"confinement", Warn, "VM processes are confined by seccomp only: " + f.ConfinedReason,
-		"use a kernel (5.13 or newer) with Landlock enabled",
-	})
+	return checks
 }
 
 func memfdCheck() Check {

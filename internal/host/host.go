@@ -54,6 +54,7 @@ type Host struct {
 	cfg    Config
 	log    *slog.Logger
 	events *events.Bus
+	began  time.Time
 	layers *layer.Store
 	store  *store.Store
 	hot    *hotCache
@@ -91,7 +92,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 		return nil, fmt.Errorf("open layers: %w", err)
 	}
 	h := &Host{
-		cfg: cfg, log: cfg.Log, events: newBus(), layers: layers, store: store.New(cfg.Home),
+		cfg: cfg, log: cfg.Log, events: newBus(), began: time.Now(), layers: layers, store: store.New(cfg.Home),
 		snapshots: map[string]store.Snapshot{}, images: map[string]store.Image{}, sandboxes: map[string]*sandbox{},
 		busy: map[string]string{}, writing: map[string]*writing{}, parents: map[*branch]string{}, forks: map[string]int{}, stepUse: map[string]time.Time{},
 		spaces: map[string]store.Workspace{},
