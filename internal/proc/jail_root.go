@@ -144,7 +144,8 @@ func newMount(kind string, attributes int, options ...string) (int, error) {
 // piece is a file, directory or device that one child gets in its root.
 type piece struct {
 	path   string
-	fd     int         // a mount, or -1
+	fd     int // a mount, or -1
+	write  bool
 	mode   os.FileMode // of what is there on the host
 	device uint64
 }
@@ -194,14 +195,18 @@ func (j *Jailer) pieces(c *Confine) ([]piece, error) {
 	var all []piece
 	add := func(path string, attributes uint64) error {
 		path = filepath.Clean(path)
-		if slices.Contains(j.base, path) || slices.ContainsFunc(all, func(p piece) bool { return p.path == path }) {
+		write := attributes&unix.MOUNT_ATTR_RDONLY == 0
+		there := func(p piece) bool {
+			return p.path == path || write && p.write && p.mode == os.ModeDir && strings.HasPrefix(path, p.path+"/")
+		}
+		if slices.Contains(j.base, path) || slices.ContainsFunc(all, there) {
 			return nil
 		}
 		var st unix.Stat_t
 		if err := unix.Stat(path, &st); err != nil {
 			return &os.PathError{Op: "stat", Path: path, Err: err}
 		}
-		p := piece{path: path, fd: -1}
+		p := piece{path: path, fd: -1, write: write}
 		switch st.Mode & unix.S_IFMT {
 		case unix.S_IFCHR:
 			p.mode, p.device = os.ModeDevice, st.Rdev
@@ -217,7 +222,7 @@ func (j *Jailer) pieces(c *Confine) ([]piece, error) {
 		all = append(all, p)
 		return nil
 	}
-	for _, path := range c.ReadWrite {
+	for _, path := range slices.Sorted(slices.Values(c.ReadWrite)) { // directories before what is in them
 		if err := add(path, inert); err != nil {
 			return all, err
 		}

@@ -54,8 +54,8 @@ func probeLive(ctx context.Context, h *host) error {
 	}
 	h.live.jailed = h.live.free
 	if h.live.free == "" && !othersMay() {
-		h.live.jailed = "VM processes have users of their own (their jails), to whom the kernel refuses userfaultfd; set sysctl " +
-			"vm.unprivileged_userfaultfd=1, or start the daemon with FORKD_JAIL=off, and see docs/security.md for what either costs"
+		h.live.jailed = "the kernel refuses userfaultfd to VM processes in jails; see docs/security.md for sysctl " +
+			"vm.unprivileged_userfaultfd=1 and FORKD_JAIL=off"
 		if opensDevice(h.version) && othersMayOpen() {
 			h.live.jailed, h.live.device = "", true
 		}
