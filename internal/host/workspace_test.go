@@ -5,7 +5,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/store"
@@ -92,14 +91,7 @@ func TestStaleWorkspace(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = machineOf(t, h, v.Sandbox).end(errors.New("its fan broke"))
-	deadline := time.After(10 * time.Second)
-	for !h.sandboxOf(t, v.Sandbox).is(lineage.Failed) {
-		select {
-		case <-deadline:
-			t.Fatal("its death is not seen")
-		case <-time.After(time.Millisecond):
-		}
-	}
+	awaitFailed(t, h, v.Sandbox)
 	if v := wantWorkspace(t, h, "x", WorkspaceStale); !strings.Contains(v.Reason, "its fan broke") {
 		t.Errorf("the reason is %q", v.Reason)
 	}

@@ -31,10 +31,12 @@ func noContent() []response     { return []response{{status: http.StatusNoConten
 
 func hostDocuments() map[string]*document {
 	return map[string]*document{
-		"GET /healthz":      {id: "health", replies: ok(api.Health{})},
-		"GET /version":      {id: "version", replies: ok(api.VersionInfo{})},
-		"GET /v1/host":      {id: "host", replies: ok(api.HostInfo{})},
-		"GET /openapi.json": {id: "openAPI", replies: []response{{status: http.StatusOK, of: map[string]any{}, about: "This document."}}},
+		"GET /healthz":         {id: "health", replies: ok(api.Health{})},
+		"GET /version":         {id: "version", replies: ok(api.VersionInfo{})},
+		"GET /v1/host":         {id: "host", replies: ok(api.HostInfo{})},
+		"GET /v1/leftovers":    {id: "listLeftovers", replies: ok([]api.Leftover{})},
+		"DELETE /v1/leftovers": {id: "removeLeftovers", replies: ok([]api.Leftover{})},
+		"GET /openapi.json":    {id: "openAPI", replies: []response{{status: http.StatusOK, of: map[string]any{}, about: "This document."}}},
 		"GET /docs/{file...}": {id: "docs", replies: []response{
 			{status: http.StatusOK, media: "text/html; charset=utf-8", about: "A page that needs nothing from elsewhere."},
 		}},

@@ -31,6 +31,8 @@ func (s *Server) hostOperations() []operation {
 		{"GET /version", access.Read, "The daemon's version", s.version},
 		{"GET /v1/events", access.Read, "What happens, as it happens", s.listen},
 		{"GET /v1/host", access.Read, "What the host offers, check by check", s.hostInfo},
+		{"GET /v1/leftovers", access.Admin, "What crashes and failures have left", s.leftovers},
+		{"DELETE /v1/leftovers", access.Admin, "Remove what crashes and failures have left", s.cleanup},
 		{"GET /openapi.json", access.None, "This document", s.openAPI},
 		{"GET /docs/{file...}", access.None, "This document as a page", s.docs},
 		{"/", access.None, "", noRoute},

@@ -72,15 +72,21 @@ func alive(pid int) bool {
 
 // SweepAdverts removes what daemons that were killed left in a directory of this user's.
 func SweepAdverts(dir string) {
+	for _, path := range DeadAdverts(dir) {
+		_ = os.Remove(path) // somebody else's stays
+	}
+}
+
+// DeadAdverts are the files of daemons that are gone.
+func DeadAdverts(dir string) []string {
 	paths, err := filepath.Glob(filepath.Join(dir, "*.json"))
 	if err != nil {
-		return // only a malformed pattern
+		return nil // only a malformed pattern
 	}
-	for _, path := range paths {
-		if _, ok := readAdvert(path); !ok {
-			_ = os.Remove(path) // somebody else's stays
-		}
-	}
+	return slices.DeleteFunc(paths, func(path string) bool {
+		_, ok := readAdvert(path)
+		return ok
+	})
 }
 
 // WithTag are the daemons, other than the one at host, that have a tag.
