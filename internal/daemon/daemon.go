@@ -118,10 +118,12 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 	defer onHangup(ctx, cfg.Hangup, log, cfg.Log)()
 
 	ad := advert{home: cfg.Home}
-	h, err := openHost(ctx, cfg, ad)
+	m := newMeters(cfg.Version, log)
+	h, err := openHost(ctx, cfg, ad, m)
 	if err != nil {
 		return err
 	}
+	m.host = h
 	defer func() {
 		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()
@@ -151,10 +153,10 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 	if err := ad.write(h.Tags()); err != nil {
 		cfg.Log.Warn("not advertised to other users of this host", "error", err)
 	}
-	return serve(ctx, cfg, &httpapi.Server{Host: h, Log: cfg.Log, Tokens: tokens, Audit: log}, listener, tcp, ready)
+	return serve(ctx, cfg, &httpapi.Server{Host: h, Log: cfg.Log, Tokens: tokens, Audit: log, Metrics: m.Metrics}, listener, tcp, ready)
 }
 
-func openHost(ctx context.Context, cfg Config, ad advert) (*host.Host, error) {
+func openHost(ctx context.Context, cfg Config, ad advert, m *meters) (*host.Host, error) {
 	eng, err := qemu.New(qemu.Config{Accelerator: cfg.Accelerator, Jail: cfg.Jail, JailIDs: cfg.JailIDs})
 	if err != nil {
 		return nil, err
@@ -165,7 +167,7 @@ func openHost(ctx context.Context, cfg Config, ad advert) (*host.Host, error) {
 	}
 	return host.Open(ctx, host.Config{
 		Home: cfg.Home, Engine: eng, Agent: agent, Log: cfg.Log, MaxSandboxes: cfg.MaxSandboxes, HotMaxBytes: cfg.HotMaxBytes,
-		StepMaxBytes: cfg.StepMaxBytes,
+		StepMaxBytes: cfg.StepMaxBytes, Took: m.took,
 		Changed: func(tags []string) {
 			if err := ad.write(tags); err != nil {
 				cfg.Log.Warn("advertise tags", "error", err)

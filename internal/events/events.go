@@ -88,6 +88,13 @@ func (b *Bus) Emit(e Event) {
 	}
 }
 
+// Told is how many events there have been.
+func (b *Bus) Told() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.next - b.first
+}
+
 // oldest is the sequence of the oldest event that is kept. The caller holds mu.
 func (b *Bus) oldest() uint64 {
 	if kept := uint64(len(b.ring)); b.next-b.first > kept {

@@ -59,6 +59,7 @@ type branch struct {
 	parent  *origin        // what the snapshot will stand on
 	cut     int            // how many of the source's own disk files the parent holds already
 	machine engine.Machine // that was captured; the source may have another by the end
+	began   time.Time      // when it was asked for; zero for what nobody asked for
 	capture *engine.Capture
 	frozen  time.Duration // the source's processes stood still
 	disks   []string      // those, the lowest first
@@ -75,8 +76,9 @@ func (h *Host) Branch(ctx context.Context, id string, spec BranchSpec) (Snapshot
 	if err != nil {
 		return SnapshotView{}, err
 	}
-	b := &branch{h: h, s: s}
+	b := &branch{h: h, s: s, began: time.Now()}
 	if b.mode, b.reason, err = h.branchMode(ctx, s, spec.Mode); err != nil {
+		h.took(TimedBranch, ModeNone, err, b.began)
 		return SnapshotView{}, fmt.Errorf("branch %s: %w", s.id, err)
 	}
 	if spec.Tag == "" {
@@ -86,6 +88,7 @@ func (h *Host) Branch(ctx context.Context, id string, spec BranchSpec) (Snapshot
 		return SnapshotView{}, err
 	}
 	if err := b.take(ctx, spec); err != nil {
+		h.took(TimedBranch, string(b.mode), err, b.began)
 		return SnapshotView{}, fmt.Errorf("branch %s: %w", s.id, s.orEnded(err))
 	}
 	if !spec.NoWait {
@@ -204,7 +207,7 @@ func (b *branch) admit() (bytes int64, done func(), err error) {
 	b.s.mu.Unlock()
 	if b.mode != BranchLive {
 		// What is the machine's own is copied; the rest of its process's own memory makes this a little too much.
-		usage, err := memory.Measure(pid)
+		usage, err := memory.Glance(pid)
 		if err != nil {
 			return 0, nil, err
 		}
@@ -276,6 +279,10 @@ func (b *branch) snap(ctx context.Context, stay bool) error {
 	if b.capture != nil && thawed != nil {
 		// As the guest counts it, whose clocks stand still in the pause: without the way of the calls to it and back.
 		b.frozen = b.capture.Pause + time.Duration(thawed.FrozenMS*float64(time.Millisecond))
+		b.h.cfg.Took(TimedBranchFrozen, string(b.mode), Done, b.frozen)
+	}
+	if b.capture != nil {
+		b.h.cfg.Took(TimedBranchPause, string(b.mode), Done, b.capture.Pause)
 	}
 	if err != nil {
 		err = deathOr(machine, err)

@@ -104,7 +104,12 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 		run = func(ctx context.Context) (store.Snapshot, error) { return b.dockerfile(ctx, spec.Dockerfile) }
 	}
 	h.events.Emit(events.Event{Type: events.BuildStarted, Snapshot: spec.Tag})
+	began, mode := time.Now(), ModeRecipe
+	if spec.Dockerfile != nil {
+		mode = ModeDockerfile
+	}
 	m, err := run(ctx)
+	h.took(TimedBuild, mode, err, began)
 	if err != nil {
 		h.events.Emit(events.Event{Type: events.BuildFinished, Snapshot: spec.Tag, Reason: err.Error()})
 		return SnapshotView{}, fmt.Errorf("build %s: %w", spec.Tag, err)

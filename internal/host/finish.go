@@ -24,6 +24,9 @@ func (b *branch) finish(ctx context.Context, free, done func()) {
 	if err != nil {
 		err = b.h.explainFull(err)
 	}
+	if !b.began.IsZero() {
+		b.h.took(TimedBranch, string(b.mode), err, b.began)
+	}
 	changed := b.h.settle(b, m, err)
 	if release != nil {
 		release()

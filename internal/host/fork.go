@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -46,8 +47,10 @@ type ForkResult struct {
 
 // Fork makes n children. The error says why nothing was tried; what happened to each child is in the results. A
 // child is in the table, and so can be talked to, only after its agent has confirmed its new identity.
-func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
+func (h *Host) Fork(ctx context.Context, spec ForkSpec) (results []ForkResult, err error) {
 	start := time.Now()
+	mode := ModeCold
+	defer func() { h.took(TimedFork, mode, cmp.Or(err, firstOf(results)), start) }()
 	m, writing, forget, err := h.claim(spec.Tag)
 	if err != nil {
 		return nil, err
@@ -69,6 +72,12 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
 	}
 	defer done()
 	waiting := time.Now()
+	switch {
+	case writing != nil:
+		mode = ModeWriting
+	case h.hot.has(m):
+		mode = ModeHot
+	}
 	hot, err := h.acquire(ctx, m, writing)
 	if err != nil {
 		return nil, fmt.Errorf("fork %s: %w", m.Tag, err)
@@ -83,7 +92,7 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
 	}
 	from := &origin{tag: m.Tag, snapshot: m, writing: writing}
 
-	results := make([]ForkResult, spec.N)
+	results = make([]ForkResult, spec.N)
 	slots := make(chan struct{}, h.cfg.Parallel)
 	var wg sync.WaitGroup
 	for i := range spec.N {
@@ -91,7 +100,9 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
 		wg.Go(func() {
 			defer func() { <-slots }()
 			results[i].Index = i
+			began := time.Now()
 			s, err := h.forkOne(ctx, spec, from, hot, i, start)
+			h.took(TimedForkChild, "", err, began)
 			if err != nil {
 				results[i].Err = fmt.Errorf("fork child %d of %s: %w", i, m.Tag, err)
 				return
@@ -102,6 +113,16 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) ([]ForkResult, error) {
 	}
 	wg.Wait()
 	return results, nil
+}
+
+// firstOf is the first error of a fork's children.
+func firstOf(results []ForkResult) error {
+	for i := range results {
+		if err := results[i].Err; err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Check says what is wrong with a request, whatever the snapshot.

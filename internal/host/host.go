@@ -34,6 +34,8 @@ type Config struct {
 
 	// Changed is told the tags whenever they change. May be nil.
 	Changed func(tags []string)
+	// Took is told how long what the host does has taken, at its end. May be nil.
+	Took func(what Timed, mode string, how Outcome, took time.Duration)
 	// Available is the host's memory that can be had without swapping, in bytes. Nil: /proc/meminfo.
 	Available func() (int64, error)
 }
@@ -125,6 +127,9 @@ func withDefaults(cfg Config) Config {
 	}
 	if cfg.Parallel == 0 {
 		cfg.Parallel = parallelism()
+	}
+	if cfg.Took == nil {
+		cfg.Took = func(Timed, string, Outcome, time.Duration) {}
 	}
 	if cfg.Changed == nil {
 		cfg.Changed = func([]string) {}

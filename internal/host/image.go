@@ -150,7 +150,9 @@ func (b *build) install(ctx context.Context, dir, raw string) error {
 }
 
 // boot starts a machine and waits for its agent.
-func (b *build) boot(ctx context.Context, spec *engine.Spec, phase string) (engine.Machine, *guest.Conn, error) {
+func (b *build) boot(ctx context.Context, spec *engine.Spec, phase string) (_ engine.Machine, _ *guest.Conn, err error) {
+	began := time.Now()
+	defer func() { b.h.took(TimedBoot, "", err, began) }()
 	if err := b.h.admitBuild(spec.MemoryBytes); err != nil {
 		return nil, nil, err
 	}

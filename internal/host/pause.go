@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/events"
@@ -27,7 +28,10 @@ func (h *Host) Pause(ctx context.Context, id string) (View, error) {
 	if s.is(lineage.Paused) {
 		return s.view().withUsage(), nil
 	}
-	if err := h.pause(ctx, s); err != nil {
+	began := time.Now()
+	err = h.pause(ctx, s)
+	h.took(TimedPause, "", err, began)
+	if err != nil {
 		return View{}, fmt.Errorf("pause %s: %w", s.id, s.orEnded(err))
 	}
 	done(lineage.Paused)
@@ -64,7 +68,10 @@ func (h *Host) Resume(ctx context.Context, id string) (View, error) {
 	if s.is(lineage.Running) {
 		return s.view().withUsage(), nil
 	}
-	if err := h.resume(ctx, s); err != nil {
+	began := time.Now()
+	err = h.resume(ctx, s)
+	h.took(TimedResume, "", err, began)
+	if err != nil {
 		return View{}, fmt.Errorf("resume %s: %w", s.id, s.orEnded(err))
 	}
 	h.record(s)

@@ -16,6 +16,7 @@ import (
 	"forkd.dev/forkd/internal/layout"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/proc"
 	"forkd.dev/forkd/internal/store"
 )
 
@@ -36,6 +37,8 @@ type keptSandbox struct {
 	Branches int                `json:"branches"`
 
 	Workspace string `json:"workspace,omitempty"` // that it is, if it is one
+
+	Spent proc.Consumption `json:"spent"` // of machines it had before
 }
 
 // kept describes a sandbox. The caller holds its lock.
@@ -43,6 +46,7 @@ func (s *sandbox) kept() keptSandbox {
 	return keptSandbox{
 		Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Created: s.created, Expires: s.expires,
 		Report: s.report, Ready: s.ready, Branches: s.branches, Workspace: s.workspace,
+		Spent: s.spent,
 	}
 }
 
@@ -51,6 +55,7 @@ func (k *keptSandbox) sandbox(id string) *sandbox {
 	return &sandbox{
 		id: id, tag: k.Tag, index: k.Index, count: k.Count, hostname: k.Hostname, labels: k.Labels, created: k.Created,
 		expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches, workspace: k.Workspace,
+		spent: k.Spent,
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/proc"
 	"forkd.dev/forkd/internal/store"
 )
 
@@ -58,6 +59,8 @@ type sandbox struct {
 	cut        int             // how many of disks that branch holds
 	writing    int             // branches of it that are being written, which read its frozen disks
 	suspended  *store.Suspended
+	spent      proc.Consumption // of machines it had before, where it was suspended
+	seen       proc.Consumption // of this one, when it was looked at last
 }
 
 // View is what the edges see of a sandbox.
@@ -177,13 +180,12 @@ func (s *sandbox) explain(err error) error {
 	return err
 }
 
-// withUsage adds the sandbox's own memory; the kernel walks its page tables for that, so lists ask for it only when
-// somebody looks.
+// withUsage adds the sandbox's memory.
 func (v View) withUsage() View {
 	if v.PID == 0 {
 		return v
 	}
-	if u, err := memory.Measure(v.PID); err == nil {
+	if u, err := memory.Glance(v.PID); err == nil {
 		v.Usage = u
 	}
 	if v.confined != nil {

@@ -12,6 +12,7 @@ import (
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/proc"
 	"forkd.dev/forkd/internal/store"
 	"forkd.dev/forkd/internal/undo"
 )
@@ -30,7 +31,10 @@ func (h *Host) Suspend(ctx context.Context, id string) (View, error) {
 	if s.is(lineage.Suspended) {
 		return s.view(), nil
 	}
-	if err := h.suspend(ctx, s); err != nil {
+	began := time.Now()
+	err = h.suspend(ctx, s)
+	h.took(TimedSuspend, "", err, began)
+	if err != nil {
 		return View{}, fmt.Errorf("suspend %s: %w", s.id, s.orEnded(h.explainFull(err)))
 	}
 	h.tell(events.SandboxSuspended, s, "")
@@ -96,6 +100,7 @@ func (b *branch) suspended(ctx context.Context) (store.Suspended, []byte, error)
 	hot := s.hot
 	b.disks = append([]string(nil), s.disks[:len(s.disks)-1]...)
 	kept := s.kept()
+	kept.Spent = s.takenLocked()
 	s.mu.Unlock()
 	v := memory.View{Image: captured.Image}
 	if captured.Image == nil {
@@ -128,6 +133,7 @@ func (h *Host) put(s *sandbox, rec *store.Suspended) error {
 		return errors.Join(fmt.Errorf("%w: it ended meanwhile", lineage.ErrState), h.store.RemoveSuspended(s.id))
 	}
 	s.console = machine.Console()
+	s.spent, s.seen = s.takenLocked(), proc.Consumption{}
 	s.machine, s.conn, s.hot, s.dir, s.disks, s.latest, s.cut = nil, nil, nil, "", nil, nil, 0
 	s.state, s.suspended = lineage.Suspended, rec
 	s.mu.Unlock()
@@ -153,7 +159,10 @@ func (h *Host) Wake(ctx context.Context, id string) (View, error) {
 	if s.is(lineage.Running) {
 		return s.view().withUsage(), nil
 	}
-	if err := h.wake(ctx, s); err != nil {
+	began := time.Now()
+	err = h.wake(ctx, s)
+	h.took(TimedWake, "", err, began)
+	if err != nil {
 		return View{}, fmt.Errorf("wake %s: %w", s.id, s.orEnded(err))
 	}
 	h.tell(events.SandboxWoken, s, "")

@@ -33,12 +33,12 @@ func allowed() map[string][]string {
 		// The edge translates the errors of what is below into the API's, so it knows their sentinels.
 		"internal/httpapi": {
 			"api", "internal/access", "internal/audit", "internal/engine", "internal/events", "internal/guest", "internal/guest/call", "internal/guest/wire", "internal/host", "internal/image", "internal/layer",
-			"internal/lineage", "internal/store",
+			"internal/lineage", "internal/metrics", "internal/store",
 		},
 		"internal/e2bapi": {"api", "internal/host", "internal/guest/wire"},
 		"internal/daemon": {
 			"api", "internal/access", "internal/audit", "internal/engine", "internal/engine/qemu", "internal/host", "internal/httpapi",
-			"internal/image", "internal/layout", "internal/store", "internal/agentbin",
+			"internal/image", "internal/layout", "internal/metrics", "internal/store", "internal/agentbin",
 		},
 
 		// The core.
@@ -57,6 +57,7 @@ func allowed() map[string][]string {
 		"internal/access":          {},
 		"internal/audit":           {},
 		"internal/events":          {},
+		"internal/metrics":         {},
 		"internal/layer":           {},
 		"internal/memory":          {"internal/layer"},
 		"internal/disk":            {"internal/layer", "internal/proc"},

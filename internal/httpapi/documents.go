@@ -247,6 +247,11 @@ func workspaceDocuments() map[string]*document {
 func eventDocuments() map[string]*document {
 	const most = 1<<53 - 1 // what every reader of JSON keeps
 	return map[string]*document{
+		"GET /metrics":                 {id: "metrics", replies: []response{{status: http.StatusOK, media: "text/plain; version=0.0.4; charset=utf-8; escaping=underscores"}}},
+		"GET /v1/sandboxes/{id}/usage": {id: "usage", about: "What is counted goes on over a suspend and never gets less.", replies: ok(api.Usage{})},
+		"GET /v1/usage": {id: "listUsage", query: paged(
+			parameter{name: "label", repeated: true, pattern: `^[^=]+=`, form: "KEY=VALUE", about: "KEY=VALUE: those that have it; of several, all."},
+		), replies: ok([]api.Usage{})},
 		"GET /v1/events": {
 			id: "events", about: "One JSON object a line, or server-sent events with `Accept: text/event-stream`.",
 			query: []parameter{

@@ -17,6 +17,7 @@ import (
 	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/audit"
 	"forkd.dev/forkd/internal/host"
+	"forkd.dev/forkd/internal/metrics"
 )
 
 // Server serves the API over a host.
@@ -26,6 +27,7 @@ type Server struct {
 	Version api.VersionInfo
 	Tokens  *access.Store
 	Audit   *audit.Log // nil: nothing is written down
+	Metrics *metrics.Metrics
 
 	failures access.Failures
 	replies  replies

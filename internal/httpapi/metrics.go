@@ -18,10 +18,10 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
-	return reply(w, http.StatusOK, metrics(m))
+	return reply(w, http.StatusOK, guestMetrics(m))
 }
 
-func metrics(m *wire.Metrics) api.Metrics {
+func guestMetrics(m *wire.Metrics) api.Metrics {
 	return api.Metrics{
 		TimestampUnix: float64(m.Time.UnixMilli()) / 1000, UptimeSeconds: m.UptimeSeconds, CPUs: m.CPUs, CPUPercent: m.CPUPercent,
 		CPUSeconds: m.CPUSeconds, Load: m.Load, MemoryTotalBytes: m.MemTotal, MemoryUsedBytes: m.MemUsed,

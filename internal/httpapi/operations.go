@@ -29,6 +29,8 @@ func (s *Server) hostOperations() []operation {
 	return []operation{
 		{"GET /healthz", access.None, "Say that the daemon answers", s.healthz},
 		{"GET /version", access.Read, "The daemon's version", s.version},
+		{"GET /metrics", access.Read, "What the daemon counts, for Prometheus", s.prometheus},
+		{"GET /v1/usage", access.Read, "What every sandbox costs its host", s.usages},
 		{"GET /v1/events", access.Read, "What happens, as it happens", s.listen},
 		{"GET /v1/host", access.Read, "What the host offers, check by check", s.hostInfo},
 		{"GET /v1/leftovers", access.Admin, "What crashes and failures have left", s.leftovers},
@@ -81,6 +83,7 @@ func (s *Server) guestOperations() []operation {
 		{"POST" + one + "/contexts/{ctx}/interrupt", access.Use, "Interrupt what a context evaluates", s.interruptContext},
 		{"POST" + one + "/ping", access.Use, "Ask the guest whether it answers", s.ping},
 		{"GET" + one + "/metrics", access.Read, "What the guest uses", s.metrics},
+		{"GET" + one + "/usage", access.Read, "What a sandbox costs its host", s.usage},
 		{"GET" + one + "/logs", access.Use, "The guest's console", s.logs},
 		{"GET" + one + "/processes", access.Use, "List the guest's processes", s.processes},
 		{"POST" + one + "/processes/{process}/signal", access.Use, "Signal a process", s.signal},

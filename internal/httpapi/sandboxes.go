@@ -125,14 +125,23 @@ func sandbox(v host.View) api.Sandbox {
 	return out
 }
 
-func (s *Server) sandboxes(w http.ResponseWriter, r *http.Request) error {
+// labelFilter reads ?label=KEY=VALUE, as often as one likes.
+func labelFilter(r *http.Request) (map[string]string, error) {
 	labels := map[string]string{}
 	for _, l := range r.URL.Query()["label"] {
 		k, v, ok := strings.Cut(l, "=")
 		if !ok {
-			return fmt.Errorf("%w: label %.80q: give KEY=VALUE", host.ErrInvalid, l)
+			return nil, fmt.Errorf("%w: label %.80q: give KEY=VALUE", host.ErrInvalid, l)
 		}
 		labels[k] = v
+	}
+	return labels, nil
+}
+
+func (s *Server) sandboxes(w http.ResponseWriter, r *http.Request) error {
+	labels, err := labelFilter(r)
+	if err != nil {
+		return err
 	}
 	list := []api.Sandbox{}
 	disks := map[string]int64{}
@@ -148,7 +157,7 @@ func (s *Server) sandboxes(w http.ResponseWriter, r *http.Request) error {
 		out.DiskSharedBytes = disks[v.SnapshotTag]
 		list = append(list, out)
 	}
-	list, err := page(w, r, list, func(s *api.Sandbox) string { return oldestFirst(s.CreatedAtUnix, s.ID) })
+	list, err = page(w, r, list, func(s *api.Sandbox) string { return oldestFirst(s.CreatedAtUnix, s.ID) })
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/audit"
 	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/metrics"
 )
 
 // trail is what is written down of one request, besides what the request itself says. Handlers find it in its context.
@@ -21,6 +22,7 @@ type trail struct {
 
 	argv    audit.Argv
 	audited bool
+	counted func(status int, took time.Duration)
 }
 
 type trailKey struct{}
@@ -91,16 +93,19 @@ func (s *Server) noteCommand(r *http.Request, call string, argv []string) error 
 
 // leave begins the trail of a request.
 func (s *Server) leave(r *http.Request, op operation, id string, start time.Time) (*http.Request, *trail) {
-	t := &trail{argv: audit.None, audited: op.audited()}
+	t := &trail{argv: audit.None, audited: op.audited(), counted: func(int, time.Duration) {}}
+	method, route, ok := strings.Cut(op.pattern, " ")
+	if !ok { // whatever no route is for, by any method
+		method, route = "any", op.pattern
+	}
+	if s.Metrics != nil {
+		t.counted = s.Metrics.Begin(method, route)
+	}
 	r = r.WithContext(context.WithValue(r.Context(), trailKey{}, t))
 	if s.Audit == nil {
 		return r, t
 	}
 	t.argv = s.Audit.Argv()
-	_, route, ok := strings.Cut(op.pattern, " ")
-	if !ok {
-		route = op.pattern
-	}
 	t.entry = audit.Entry{Time: start.UTC(), RequestID: id, Remote: "unix", Method: r.Method, Route: route}
 	if from := remote(r); from.IsValid() {
 		t.entry.Remote = from.String()
@@ -171,6 +176,37 @@ func (s *Server) announce(r *http.Request, t *trail) error {
 	return nil
 }
 
+// timeExec counts what ran in a sandbox.
+func (s *Server) timeExec(op operation, t *trail, status int, took time.Duration) {
+	if s.Metrics == nil {
+		return
+	}
+	t.mu.Lock()
+	call := t.entry.Call
+	t.mu.Unlock()
+	mode := ""
+	switch _, what, _ := strings.Cut(op.pattern, sandboxPath); {
+	case call == wire.MethodProcessStart:
+		mode = "stream"
+	case what == "/eval" || call == wire.MethodContextEval:
+		mode = "eval"
+	case what == "/exec":
+		mode = "exec"
+	default:
+		return
+	}
+	result := metrics.OK
+	switch {
+	case status == 0:
+		result = metrics.Canceled
+	case status >= http.StatusInternalServerError:
+		result = metrics.Failed
+	case status >= http.StatusBadRequest:
+		result = metrics.Refused
+	}
+	s.Metrics.Took(metrics.Exec, mode, result, took)
+}
+
 // audited reports whether requests of an operation are written down: not what anybody may ask without a token.
 func (op operation) audited() bool { return op.scope != access.None }
 
@@ -179,8 +215,10 @@ func (op operation) routine() bool {
 	return op.pattern == "GET /version" || op.pattern == "GET /metrics"
 }
 
-// settle writes down how a request has ended.
+// settle counts a request that has ended, and writes down how.
 func (s *Server) settle(r *http.Request, op operation, t *trail, status int, err error, took time.Duration) {
+	t.counted(status, took)
+	s.timeExec(op, t, status, took)
 	if s.Audit == nil || !op.audited() || op.routine() && status < http.StatusBadRequest {
 		return
 	}
