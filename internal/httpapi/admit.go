@@ -29,7 +29,7 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, op operation) (ad
 	}
 	ctx, done := r.Context(), func() {}
 	if shown, ok := bearer(r); ok || who.Scope == access.None {
-		if who, ctx, done, err = s.checkToken(w, r, shown); err != nil {
+		if who, ctx, done, err = s.checkToken(w, r, shown, ok); err != nil {
 			return r, func() {}, err
 		}
 	}
@@ -79,7 +79,7 @@ func refused(who access.Principal, op operation) error {
 func bearer(r *http.Request) (string, bool) {
 	values := r.Header.Values("Authorization")
 	if len(values) == 0 {
-		return "", false
+		return protocolToken(r)
 	}
 	scheme, token, _ := strings.Cut(strings.TrimSpace(values[0]), " ")
 	if !strings.EqualFold(scheme, "Bearer") || len(values) > 1 {
@@ -88,8 +88,24 @@ func bearer(r *http.Request) (string, bool) {
 	return strings.TrimSpace(token), true
 }
 
+// tokenProtocol is how a page in a browser shows its token when it opens a WebSocket: it can name protocols, and send no
+// header of its own. In the address, which ends up in logs, none is taken.
+const tokenProtocol = "forkd.token."
+
+func protocolToken(r *http.Request) (string, bool) {
+	if !headerHas(r, "Upgrade", "websocket") {
+		return "", false
+	}
+	for part := range strings.SplitSeq(strings.Join(r.Header.Values("Sec-WebSocket-Protocol"), ","), ",") {
+		if token, ok := strings.CutPrefix(strings.TrimSpace(part), tokenProtocol); ok {
+			return token, true
+		}
+	}
+	return "", false
+}
+
 // checkToken finds whose token it is. It says nothing about what was shown, which may be a secret mistyped.
-func (s *Server) checkToken(w http.ResponseWriter, r *http.Request, shown string) (access.Principal, context.Context, func(), error) {
+func (s *Server) checkToken(w http.ResponseWriter, r *http.Request, shown string, guess bool) (access.Principal, context.Context, func(), error) {
 	fail := func(err error) (access.Principal, context.Context, func(), error) {
 		return access.Principal{}, nil, nil, err
 	}
@@ -111,7 +127,7 @@ func (s *Server) checkToken(w http.ResponseWriter, r *http.Request, shown string
 	}
 	if err != nil {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="forkd"`)
-		if shown == "" && len(r.Header.Values("Authorization")) == 0 { // no guess
+		if !guess { // nothing was shown
 			return fail(&api.Error{
 				Code: api.CodeUnauthorized, Message: "this needs a token",
 				Hint: "send Authorization: Bearer TOKEN; for the command line: FORKD_TOKEN; an administrator makes one: forkd token create",

@@ -144,8 +144,20 @@ func guestDocuments() map[string]*document {
 	const one = " /v1/sandboxes/{id}"
 	return map[string]*document{
 		"POST" + one + "/exec": {
-			id: "exec", body: api.ExecRequest{}, replies: ok(api.ExecResponse{}),
-			about: "The reply comes when the command has ended, and has the first 16 MiB of each output.",
+			id: "exec", body: api.ExecRequest{}, about: "The reply comes when the command has ended, and has the first 16 MiB of each output; or " +
+				"as it runs, if `" + eventStream + "` or `" + jsonLines + "` is accepted. It goes on when the client leaves, until its time is up.",
+			replies: []response{
+				{status: http.StatusOK, of: api.ExecResponse{}},
+				{status: http.StatusOK, of: api.ExecEvent{}, media: eventStream},
+				{status: http.StatusOK, of: api.ExecEvent{}, media: jsonLines},
+			},
+		},
+		"GET" + one + "/exec": {
+			id: "execSocket", about: "A WebSocket (protocol `" + execProtocol + "`). The client's first message is JSON: ExecStart. Then it sends input as binary " +
+				"messages, a byte 0 first, and ExecControl as text; it gets output as binary messages, a byte 1 (stdout) or 2 (stderr) first, and ExecEvent " +
+				"as text, the last of them \"exit\" or \"error\". A browser, which cannot send a header, names its token as a second protocol: `" + tokenProtocol + "TOKEN`.",
+			headers: []parameter{{name: "Upgrade", required: true, oneOf: []string{"websocket"}, about: "The protocol."}},
+			replies: []response{{status: http.StatusSwitchingProtocols, about: "The connection is a WebSocket now."}},
 		},
 		"POST" + one + "/ping":   {id: "ping", body: struct{}{}, replies: ok(api.Pong{})},
 		"GET" + one + "/metrics": {id: "sandboxMetrics", replies: ok(api.Metrics{})},

@@ -23,6 +23,11 @@ const (
 )
 
 func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
+	return s.runExec(w, r, func(ctx context.Context) (call.Opener, error) { return s.Host.Guest(ctx, r.PathValue("id")) })
+}
+
+// runExec runs a command in the guest that find finds.
+func (s *Server) runExec(w http.ResponseWriter, r *http.Request, find func(context.Context) (call.Opener, error)) error {
 	var req api.ExecRequest
 	if err := decode(w, r, &req); err != nil {
 		return err
@@ -34,15 +39,21 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if err := s.noteArgv(r, req.Args...); err != nil {
 		return err
 	}
-	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	conn, err := find(r.Context())
 	if err != nil {
 		return err
 	}
-	stdout, stderr := capture{}, capture{}
 	var stdin io.Reader
 	if req.Stdin != "" {
 		stdin = strings.NewReader(req.Stdin)
 	}
+	if kind := wantsEvents(r); kind != "" {
+		return streamExec(r.Context(), &events{w: w, kind: kind}, conn, start, stdin, req)
+	}
+	if req.Base64 {
+		return fmt.Errorf("%w: base64 is for streams; send Accept: %s, or %s", host.ErrInvalid, eventStream, jsonLines)
+	}
+	stdout, stderr := capture{}, capture{}
 	end, err := call.Run(r.Context(), conn, start, stdin, call.Output{Stdout: &stdout, Stderr: &stderr}, nil)
 	if err != nil {
 		return fmt.Errorf("exec %.80q: %w", req.Args[0], err)
@@ -68,6 +79,9 @@ func startRequest(req api.ExecRequest) (wire.StartRequest, error) {
 	}
 	if req.Cwd != "" {
 		out.Process.Cwd = &req.Cwd
+	}
+	if req.Tag != "" {
+		out.Tag = &req.Tag
 	}
 	return out, nil
 }

@@ -75,6 +75,7 @@ func (s *Server) guestOperations() []operation {
 	const one = " /v1/sandboxes/{id}"
 	return []operation{
 		{"POST" + one + "/exec", access.Use, "Run a command", s.exec},
+		{"GET" + one + "/exec", access.Use, "Run a command over a WebSocket, with input and perhaps a terminal", s.execSocket},
 		{"POST" + one + "/eval", access.Use, "Evaluate code in a context", s.eval},
 		{"GET" + one + "/contexts", access.Use, "List contexts", s.contexts},
 		{"POST" + one + "/contexts", access.Use, "Start a context", s.createContext},
