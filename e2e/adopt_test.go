@@ -214,7 +214,7 @@ func TestKilledDaemonWhileForking(t *testing.T) {
 // TestBranchInterrupted: the daemon dies in the middle of a branch. Its source answers within a second of the next
 // daemon's being there, with its state, and can be branched.
 func TestBranchInterrupted(t *testing.T) {
-	f := copied(t)
+	f := copied(t, liveEnv()...)
 	id := f.one()
 	f.eval(id, "import os; state = os.urandom(64 << 20); import hashlib; digest = hashlib.sha256(state).hexdigest()")
 	digest := f.eval(id, "digest")

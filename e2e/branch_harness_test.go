@@ -49,6 +49,7 @@ func needMode(t testing.TB, f *forkd, mode string) {
 	if mode != live {
 		return
 	}
+	f.freely()
 	liveHere.once.Do(func() {
 		id := f.one()
 		liveHere.auto = f.branch(id)
@@ -67,6 +68,34 @@ func needMode(t testing.TB, f *forkd, mode string) {
 		t.Fatalf("auto chose %s (%s), and live says: %+v", auto.Mode, auto.ModeReason, r)
 	}
 	testenv.Missing(t, live, auto.ModeReason)
+}
+
+// liveEnv is what a daemon's environment must say for its sandboxes to be captured live here. As root they are in jails, and
+// there they can be where the administrator has said so; else the tests of live captures go without.
+func liveEnv() []string {
+	text, err := os.ReadFile("/proc/sys/vm/unprivileged_userfaultfd")
+	if os.Geteuid() != 0 || err == nil && strings.TrimSpace(string(text)) == "1" {
+		return nil
+	}
+	return []string{"FORKD_JAIL=off"}
+}
+
+// freely gives the test a daemon by which sandboxes can be captured live, if it can be had.
+func (f *forkd) freely() {
+	f.t.Helper()
+	with, before := liveEnv(), f.env
+	if with == nil || slices.Contains(f.env, with[0]) {
+		return
+	}
+	f.run("daemon", "stop")
+	f.env = slices.Concat(before, with)
+	f.t.Cleanup(func() {
+		// The other tests want the daemon that everybody has.
+		f.env = before
+		if r := f.try("daemon", "stop"); r.code != 0 {
+			f.t.Errorf("stop the daemon: %+v", r)
+		}
+	})
 }
 
 // branch captures a sandbox; the snapshot is removed with the test, and what stands on it.

@@ -192,6 +192,7 @@ func TestBranchClone(t *testing.T) {
 // it can be found and read.
 func TestBranchRunsOn(t *testing.T) {
 	f := shared(t)
+	f.freely()
 	source := f.one()
 	const n = 150
 	counting := "i=0; while [ $i -lt " + strconv.Itoa(n) + " ]; do echo $i; i=$((i+1)); sleep 0.03; done; exit 7"
