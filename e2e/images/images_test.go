@@ -262,20 +262,48 @@ func TestBooted(t *testing.T) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) {
 			t.Parallel() // much of a build waits for one thing after the other
-			build(t, f.name, "oci-layout:"+dir+"#"+f.name)
-			out := forkd(t, "run", f.name)
-			if text, ok := want[f.name]; ok && out != text {
-				t.Errorf("it printed %q, not %q", out, text)
-			}
-			id := fork(t, f.name)
-			putTree(t, daemon(t).Guest(id))
-			reference, err := f.reference()
-			if err != nil {
-				t.Fatal(err)
-			}
-			compare(t, reference, guestTree(t, id, "/"), func(name string) bool {
-				return name == "work" || name == "work/made" || machines(name)
-			})
+			boot(t, dir, f, want[f.name])
+		})
+	}
+}
+
+// boot makes a machine of a family, which says what it is meant to, and has the tree that it should.
+func boot(t *testing.T, dir string, f *family, want string) {
+	t.Helper()
+	build(t, f.name, "oci-layout:"+dir+"#"+f.name)
+	if out := forkd(t, "run", f.name); want != "" && out != want {
+		t.Errorf("it printed %q, not %q", out, want)
+	}
+	id := fork(t, f.name)
+	putTree(t, daemon(t).Guest(id))
+	reference, err := f.reference()
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, reference, guestTree(t, id, "/"), func(name string) bool {
+		return name == "work" || name == "work/made" || machines(name)
+	})
+}
+
+// The families that TestCompared only unpacks become machines as well, with a program to run.
+func TestEveryFamilyBoots(t *testing.T) {
+	if os.Getenv(testenv.EnvSoak) == "" {
+		t.Skipf("set %s=1: it boots %d more machines", testenv.EnvSoak, len(compared()))
+	}
+	prepare(t)
+	dir := filepath.Join(t.TempDir(), "layout")
+	l := newLayout(t, dir)
+	families := compared()
+	for _, f := range families {
+		f.name = "boots-" + f.name
+		f.layers = append(f.layers, of(file("forkd-test-hello", 0o755, string(program("hello\n")))))
+		f.config = config{Cmd: []string{"/forkd-test-hello"}}
+		l.add(f)
+	}
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			t.Parallel()
+			boot(t, dir, f, "hello\n")
 		})
 	}
 }
