@@ -2,11 +2,14 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"time"
 
+	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/guest"
+	"forkd.dev/forkd/internal/lineage"
 )
 
 // answerTimeout bounds the wait for the agent of a running sandbox when it has to be connected to anew.
@@ -37,6 +40,29 @@ func (s *steadyReader) Read(p []byte) (int, error) {
 	s.timer.Stop()
 	defer s.timer.Reset(stallTimeout)
 	return s.r.Read(p)
+}
+
+// Because explains a failure of a call into a sandbox by the sandbox's end, if that is what it was: what is seen first is only that
+// a connection broke.
+func (h *Host) Because(id string, err error) error {
+	s, findErr := h.find(id)
+	if errors.Is(findErr, ErrNotFound) {
+		return fmt.Errorf("sandbox %s: %w: it was ended meanwhile: %w", id, lineage.ErrState, err)
+	}
+	if findErr != nil {
+		return err
+	}
+	s.mu.Lock()
+	machine := s.machine
+	s.mu.Unlock()
+	if machine == nil {
+		return err
+	}
+	if dead := deathOr(machine, err); errors.Is(dead, engine.ErrDead) {
+		return hint(fmt.Errorf("sandbox %s: %w: it is %s: %w", s.id, lineage.ErrState, lineage.Failed, dead),
+			"see its console with: forkd logs %s", s.id)
+	}
+	return err
 }
 
 // Guest is the way into a sandbox: processes, files, contexts. The connection is shared; the caller does not close

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"strings"
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/access"
@@ -133,6 +134,16 @@ func toAPI(err error) *api.Error {
 		out.Code = guestCode(e.Code)
 	}
 	return out
+}
+
+// because explains what nobody else could by the end of the sandbox that the request is about.
+func (s *Server) because(r *http.Request, err error) error {
+	id := r.PathValue("id")
+	if err == nil || id == "" || r.Context().Err() != nil || !strings.HasPrefix(r.URL.Path, "/v1/sandboxes/") ||
+		toAPI(err).Code != api.CodeInternal {
+		return err
+	}
+	return s.Host.Because(id, err)
 }
 
 func writeError(w http.ResponseWriter, err error, id string) {

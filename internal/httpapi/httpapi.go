@@ -66,7 +66,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, op operation) {
 		err = s.announce(r, trail)
 	}
 	if err == nil {
-		err = op.handle(rec, r)
+		err = s.because(r, op.handle(rec, r))
 	}
 	if err != nil && !rec.wrote {
 		writeError(rec, err, id)
