@@ -10,6 +10,7 @@ import (
 	"net"
 	"strings"
 
+	"forkd.dev/forkd/internal/cgroup"
 	"forkd.dev/forkd/internal/memory"
 )
 
@@ -66,6 +67,8 @@ type Spec struct {
 	MemoryBytes int64
 	Disk        Disk
 	Boot        *Boot // nil for Restore
+	// Cgroup is the control group that the VM process is started in; nil: the daemon's. The caller closes it.
+	Cgroup *cgroup.Entry
 }
 
 // Disk is the machine's one block device (/dev/vda).
@@ -112,9 +115,10 @@ type Features struct {
 	Capture    bool   `json:"capture"` // Capturer, in mode diff
 	Live       bool   `json:"live"`    // … and in mode live, with the real kind of mapping tried
 	LiveReason string `json:"live_reason,omitempty"`
-	Pause      bool   `json:"pause"`  // Pauser
-	Commit     bool   `json:"commit"` // Committer
-	Adopt      bool   `json:"adopt"`  // Adopter
+	Pause      bool   `json:"pause"`    // Pauser
+	Commit     bool   `json:"commit"`   // Committer
+	Adopt      bool   `json:"adopt"`    // Adopter
+	Throttle   bool   `json:"throttle"` // Throttler
 }
 
 // Format is everything a checkpoint depends on. Two formats must agree in all fields for a restore.

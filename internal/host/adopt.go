@@ -81,7 +81,7 @@ func (h *Host) adoptOne(ctx context.Context, m *left) (*adoption, error) {
 		return nil, fmt.Errorf("engine %s cannot adopt", h.cfg.Engine.Name())
 	case h.known(rec.ID):
 		return nil, errors.New("it is on disk: its daemon ended while it was being suspended or woken")
-	case !rec.Expires.IsZero() && !time.Now().Before(rec.Expires):
+	case rec.Life.ends() && !rec.Expires.IsZero() && !time.Now().Before(rec.Expires):
 		return nil, errors.New("its time to live is over")
 	}
 	got, err := adopter.Adopt(ctx, &engine.Adoption{
@@ -166,10 +166,8 @@ func (h *Host) enterAdopted(adopted []*adoption) {
 		h.sandboxes[s.id] = s
 		h.tell(events.SandboxAdopted, s, "")
 		h.wait.Go(func() { h.watch(s, a.machine) })
-		if !s.expires.IsZero() {
-			s.onEnd = time.AfterFunc(time.Until(s.expires), func() { h.expire(s.id) })
-		}
 		h.mu.Unlock()
+		h.arm(s)
 		h.record(s)
 		reached := make(chan struct{})
 		h.wait.Go(func() { h.reach(s, a.machine, reached) })
@@ -193,6 +191,7 @@ func (h *Host) rebuild(a *adoption, hot *hotImage) *sandbox {
 	s := rec.sandbox(rec.ID)
 	s.format, s.machine, s.dir, s.hot, s.mapped = rec.Format, a.machine, a.left.dir, hot, rec.Mapped
 	s.disks, s.nextDisk = a.disks, nextDisk(a.left.dir)
+	h.adoptGroup(s, rec.Ref.PID)
 	s.generation, s.state, s.from = rec.Generation+generationBlock, rec.State, h.originOf(rec)
 	for _, m := range h.snapshots {
 		if rec.Latest != "" && m.ID() == rec.Latest {
@@ -439,6 +438,7 @@ func (h *Host) Leave(ctx context.Context) error {
 	wg.Wait()
 	h.wait.Wait()
 	h.hot.leave()
+	h.cfg.Groups.Close()
 	return errors.Join(errors.Join(errs...), context.Cause(ctx))
 }
 
@@ -449,9 +449,9 @@ func (h *Host) leave(s *sandbox) error {
 	machine, conn, state := s.machine, s.conn, s.state
 	s.mu.Unlock()
 	if machine == nil { // suspended: all of it is on disk
-		if s.onEnd != nil {
-			s.onEnd.Stop()
-		}
+		s.mu.Lock()
+		s.disarm()
+		s.mu.Unlock()
 		return nil
 	}
 	detacher, ok := machine.(engine.Detacher)
@@ -461,10 +461,8 @@ func (h *Host) leave(s *sandbox) error {
 	}
 	s.mu.Lock()
 	s.ended = true
+	s.disarm()
 	s.mu.Unlock()
-	if s.onEnd != nil {
-		s.onEnd.Stop()
-	}
 	if conn != nil {
 		_ = conn.Close()
 	}

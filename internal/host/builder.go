@@ -168,6 +168,7 @@ func (b *build) startBuilder(ctx context.Context, m store.Snapshot) (_ *builder,
 		dir: dir, hot: hot, state: lineage.Running, generation: 1, builder: true,
 	}
 	bl.s = s
+	bl.undo.Add(func() { _ = s.cgroup.Remove() })
 	if err := h.restore(ctx, s); err != nil {
 		return nil, err
 	}

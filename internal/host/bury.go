@@ -34,6 +34,7 @@ func (h *Host) takeOver(ctx context.Context) error {
 		}
 	}
 	h.enterAdopted(adopted) //nolint:contextcheck // What it starts lives as long as the host.
+	h.sweepGroups()
 	if err := h.removeLeft(adopted); err != nil {
 		return fmt.Errorf("clean up after an earlier daemon: %w", err)
 	}

@@ -34,6 +34,9 @@ type ForkSpec struct {
 	TTL         time.Duration // 0: until killed
 	CPUs        int           // 0: the snapshot's
 	MemoryBytes int64
+	Limits      Limits // zero ones: the snapshot's, if it has any
+	MemoryWish  int64  // a limit of memory that may be made larger, or be none: see bounds
+	Life        Life   // what ends it besides its time to live
 
 	Workspace string // to be; set by CreateWorkspace
 }
@@ -64,6 +67,10 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) (results []ForkResult, e
 		return nil, err
 	}
 	if err := m.Engine.Compatible(features.Format); err != nil {
+		return nil, fmt.Errorf("fork %s: %w", m.Tag, err)
+	}
+	warnings, err := h.bounds(&spec, m.Limits, m.Engine.MemoryBytes, features)
+	if err != nil {
 		return nil, fmt.Errorf("fork %s: %w", m.Tag, err)
 	}
 	done, err := h.admit(ctx, m, writing, spec.N)
@@ -109,6 +116,7 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) (results []ForkResult, e
 			}
 			results[i].Sandbox = s.view()
 			results[i].Sandbox.Waited = waited
+			results[i].Sandbox.Warnings = warnings
 		})
 	}
 	wg.Wait()
@@ -134,6 +142,12 @@ func (spec ForkSpec) Check() error {
 		return invalid("ttl is %s; allowed is 0 (until killed) to %s", spec.TTL, maxTTL)
 	}
 	if err := checkPairs("label", spec.Labels, maxLabels); err != nil {
+		return err
+	}
+	if err := spec.Life.check(); err != nil {
+		return err
+	}
+	if err := checkLimits(spec.Limits); err != nil {
 		return err
 	}
 	return checkEnv(spec.Env)
@@ -196,16 +210,20 @@ func (h *Host) forkOne(ctx context.Context, spec ForkSpec, from *origin, hot *ho
 	s := &sandbox{
 		id: id, tag: from.tag, from: from, index: index, count: spec.N, hostname: id, labels: maps.Clone(spec.Labels),
 		created: time.Now(), dir: dir, hot: hot, state: lineage.Running, generation: 1,
-		workspace: spec.Workspace,
+		workspace: spec.Workspace, limits: spec.Limits, life: spec.Life.with(spec.TTL),
 	}
+	u.Add(func() { _ = s.cgroup.Remove() })
 	if err := h.restore(ctx, s); err != nil {
-		return nil, err
+		return nil, s.orLimit(err)
 	}
 	u.Add(func() { _ = s.machine.Close() })
 	if err := s.awaken(ctx, spec, from.snapshot.Protocol); err != nil {
-		return nil, withConsole(err, s.machine.Console())
+		return nil, withConsole(s.orLimit(err), s.machine.Console())
 	}
 	u.Add(func() { _ = s.conn.Close() })
+	if err := s.bound(ctx); err != nil {
+		return nil, err
+	}
 	s.ready = time.Since(start)
 	if err := h.enter(s, spec.TTL); err != nil {
 		return nil, err
@@ -229,9 +247,15 @@ func (h *Host) restore(ctx context.Context, s *sandbox) error {
 	if err != nil {
 		return err
 	}
+	group, err := h.group(s)
+	if err != nil {
+		return err
+	}
+	defer group.Close()
 	machine, err := h.cfg.Engine.Restore(ctx, &engine.Spec{
 		ID: s.id, Dir: s.dir, CPUs: checkpoint.Format.CPUs, MemoryBytes: checkpoint.Format.MemoryBytes,
-		Disk: engine.Disk{Path: overlay, Format: "qcow2", Backing: below},
+		Disk:   engine.Disk{Path: overlay, Format: "qcow2", Backing: below},
+		Cgroup: group,
 	}, checkpoint)
 	if err != nil {
 		return fmt.Errorf("restore machine: %w", err)
@@ -342,15 +366,18 @@ func (h *Host) enter(s *sandbox, ttl time.Duration) error {
 	if err := h.remember(s); err != nil {
 		return err
 	}
-	changed, err := h.enterTable(s, ttl)
+	changed, err := h.enterTable(s)
 	if changed {
 		h.record(s)
+	}
+	if err == nil {
+		h.arm(s)
 	}
 	return err
 }
 
 // enterTable reports whether what the child was forked from has another record by now.
-func (h *Host) enterTable(s *sandbox, ttl time.Duration) (changed bool, err error) {
+func (h *Host) enterTable(s *sandbox) (changed bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closed {
@@ -363,9 +390,6 @@ func (h *Host) enterTable(s *sandbox, ttl time.Duration) (changed bool, err erro
 	changed = from != s.from
 	s.from = from
 	h.hot.retain(s.hot)
-	if ttl > 0 {
-		s.onEnd = time.AfterFunc(ttl, func() { h.expire(s.id) })
-	}
 	h.sandboxes[s.id] = s
 	h.tell(events.SandboxForked, s, "") // before its watcher or anybody else can tell of it
 	machine := s.machine

@@ -66,12 +66,29 @@ func (h *Host) Because(id string, err error) error {
 }
 
 // Guest is the way into a sandbox: processes, files, contexts. The connection is shared; the caller does not close
-// it. It breaks when the machine ends.
+// it. It breaks when the machine ends. Until ctx ends the sandbox counts as used.
 func (h *Host) Guest(ctx context.Context, id string) (*guest.Conn, error) {
 	s, err := h.find(id)
 	if err != nil {
 		return nil, err
 	}
+	h.use(ctx, s)
+	if err := h.ready(ctx, s); err != nil {
+		return nil, err
+	}
+	return h.reachGuest(ctx, s)
+}
+
+// Look is Guest for who only wants to know how it is: that is no use, and wakes nothing.
+func (h *Host) Look(ctx context.Context, id string) (*guest.Conn, error) {
+	s, err := h.find(id)
+	if err != nil {
+		return nil, err
+	}
+	return h.reachGuest(ctx, s)
+}
+
+func (h *Host) reachGuest(ctx context.Context, s *sandbox) (*guest.Conn, error) {
 	broken := s.broken()
 	conn, err := s.guest(ctx)
 	if err == nil && broken != nil {

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"forkd.dev/forkd/internal/cgroup"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/layer"
@@ -32,6 +33,8 @@ type Config struct {
 	StepMaxBytes int64 // steps of builds kept that no snapshot stands on; 0: 16 GiB
 	Parallel     int   // children restored at once; 0: one a CPU
 
+	// Groups are the control groups that VM processes are put into; nil: none.
+	Groups *cgroup.Tree
 	// Changed is told the tags whenever they change. May be nil.
 	Changed func(tags []string)
 	// Took is told how long what the host does has taken, at its end. May be nil.
@@ -119,6 +122,9 @@ func withDefaults(cfg Config) Config {
 	if cfg.MaxSandboxes == 0 {
 		cfg.MaxSandboxes = 1000
 	}
+	if cfg.Groups == nil {
+		cfg.Groups = cgroup.Open(cgroup.Config{Off: true})
+	}
 	if cfg.Available == nil {
 		cfg.Available = availableMemory
 	}
@@ -204,6 +210,7 @@ func (h *Host) Close(ctx context.Context) error {
 	h.wait.Wait()
 	h.die()
 	h.hot.close()
+	h.cfg.Groups.Close()
 	return errors.Join(errors.Join(errs...), context.Cause(ctx))
 }
 

@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -71,32 +70,6 @@ func (h *Host) Kill(_ context.Context, id string) error {
 		return fmt.Errorf("kill sandbox %s: %w", s.id, err)
 	}
 	return nil
-}
-
-// expire ends a sandbox whose time to live is over.
-func (h *Host) expire(id string) {
-	h.mu.Lock()
-	if h.closed {
-		h.mu.Unlock()
-		return
-	}
-	s, ok := h.sandboxes[id]
-	delete(h.sandboxes, id)
-	if ok {
-		h.wait.Add(1)
-	}
-	h.mu.Unlock()
-	if !ok {
-		return
-	}
-	defer h.wait.Done()
-	err := h.end(s)
-	h.tell(events.SandboxEnded, s, "its time to live is over")
-	if err != nil && !errors.Is(err, context.Canceled) {
-		h.log.Warn("end an expired sandbox", "sandbox", id, "error", err)
-		return
-	}
-	h.log.Info("sandbox expired", "sandbox", id)
 }
 
 // Sandboxes lists sandboxes that have all the given labels, oldest first.

@@ -20,7 +20,12 @@ func (h *Host) Pause(ctx context.Context, id string) (View, error) {
 	if err != nil {
 		return View{}, err
 	}
-	done, err := s.begin(ctx, lineage.Pausing)
+	return h.pauseIf(ctx, s, "", func() bool { return true })
+}
+
+// pauseIf is to Pause what suspendIf is to Suspend.
+func (h *Host) pauseIf(ctx context.Context, s *sandbox, reason string, still func() bool) (View, error) {
+	done, err := s.beginIf(ctx, lineage.Pausing, still)
 	if err != nil {
 		return View{}, err
 	}
@@ -35,8 +40,9 @@ func (h *Host) Pause(ctx context.Context, id string) (View, error) {
 		return View{}, fmt.Errorf("pause %s: %w", s.id, s.orEnded(err))
 	}
 	done(lineage.Paused)
+	s.timeOver()
 	h.record(s)
-	h.tell(events.SandboxPaused, s, "")
+	h.tell(events.SandboxPaused, s, reason)
 	return s.view().withUsage(), nil
 }
 
@@ -74,6 +80,7 @@ func (h *Host) Resume(ctx context.Context, id string) (View, error) {
 	if err != nil {
 		return View{}, fmt.Errorf("resume %s: %w", s.id, s.orEnded(err))
 	}
+	h.arm(s)
 	h.record(s)
 	h.tell(events.SandboxResumed, s, "")
 	return s.view().withUsage(), nil

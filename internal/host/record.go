@@ -37,6 +37,8 @@ type keptSandbox struct {
 	Branches int                `json:"branches"`
 
 	Workspace string `json:"workspace,omitempty"` // that it is, if it is one
+	Limits    Limits `json:"limits,omitzero"`
+	Life      Life   `json:"life,omitzero"`
 
 	Spent proc.Consumption `json:"spent"` // of machines it had before
 }
@@ -46,6 +48,7 @@ func (s *sandbox) kept() keptSandbox {
 	return keptSandbox{
 		Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Created: s.created, Expires: s.expires,
 		Report: s.report, Ready: s.ready, Branches: s.branches, Workspace: s.workspace,
+		Limits: s.limits, Life: s.life,
 		Spent: s.spent,
 	}
 }
@@ -55,6 +58,7 @@ func (k *keptSandbox) sandbox(id string) *sandbox {
 	return &sandbox{
 		id: id, tag: k.Tag, index: k.Index, count: k.Count, hostname: k.Hostname, labels: k.Labels, created: k.Created,
 		expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches, workspace: k.Workspace,
+		limits: k.Limits, life: k.Life,
 		spent: k.Spent,
 	}
 }

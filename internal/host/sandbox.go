@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"forkd.dev/forkd/internal/cgroup"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/guest"
@@ -29,18 +30,24 @@ type sandbox struct {
 	hostname     string
 	labels       map[string]string
 	created      time.Time
-	expires      time.Time // zero: never
 	report       *wire.AwakenReport
 	ready        time.Duration
-	onEnd        *time.Timer
 	recording    sync.Mutex // held while its record is written
 	builder      bool       // a build's machine, which is in no table
 	workspace    string     // that it is, if it is one
+	limits       Limits
+	life         Life
 
 	mu         sync.Mutex
+	expires    time.Time   // zero: never
+	onEnd      *time.Timer // its time to live is over
+	onIdle     *time.Timer // nobody calls into the guest
+	using      int         // calls into the guest in progress
+	used       time.Time   // when the last one ended
 	format     engine.Format
 	machine    engine.Machine // nil while suspended
 	dir        string         // of the machine
+	cgroup     *cgroup.Group  // of the machine; nil: there is none on this host
 	hot        *hotImage      // what the machine was restored from; it is a user of it
 	mapped     memory.ID      // the memory file it was restored from
 	disks      []string       // its own disk files, the lowest first; the machine writes the last, the others are frozen
@@ -82,6 +89,9 @@ type View struct {
 	Branches                  int    // made of it
 	LatestBranch              string // tag of the latest that is ready and still there
 	Workspace                 string // that it is, if it is one
+	Limits                    Limits
+	Life                      Life
+	Warnings                  []string // what is not as it was asked for; only in a fork's result
 
 	confined engine.Confined // its machine, if it runs and knows
 }
@@ -92,7 +102,7 @@ func (s *sandbox) view() View {
 	v := View{
 		ID: s.id, SnapshotTag: s.tag, Hostname: s.hostname, Index: s.index, Count: s.count, State: s.state, Reason: s.reason,
 		Labels: s.labels, Created: s.created, Expires: s.expires, Format: s.format, Report: s.report, Ready: s.ready,
-		Branches: s.branches, Workspace: s.workspace,
+		Branches: s.branches, Workspace: s.workspace, Limits: s.limits, Life: s.life,
 	}
 	if s.latest != nil {
 		v.LatestBranch = s.latest.Tag
@@ -120,6 +130,11 @@ func allocated(files []string) int64 {
 // begin takes a sandbox for work that excludes all other. done ends it, with the state the sandbox is in then ("": as
 // before); a sandbox that has failed or ended meanwhile stays so. What the host does by itself is waited for.
 func (s *sandbox) begin(ctx context.Context, work lineage.Work) (done func(lineage.State), err error) {
+	return s.beginIf(ctx, work, func() bool { return true })
+}
+
+// beginIf is begin while still says so, which is called with mu held.
+func (s *sandbox) beginIf(ctx context.Context, work lineage.Work, still func() bool) (done func(lineage.State), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.work == lineage.Shortening || s.work == lineage.Copying || s.work == lineage.Thawing {
@@ -138,6 +153,9 @@ func (s *sandbox) begin(ctx context.Context, work lineage.Work) (done func(linea
 	}
 	if err := lineage.Begin(s.state, s.work, work); err != nil {
 		return nil, s.explain(err)
+	}
+	if !still() {
+		return nil, fmt.Errorf("sandbox %s: %w", s.id, errUsed)
 	}
 	s.work, s.idle = work, make(chan struct{})
 	return once(func(next lineage.State) {
@@ -273,6 +291,9 @@ func (h *Host) watch(s *sandbox, machine engine.Machine) {
 		return
 	}
 	s.state, s.reason = lineage.Failed, deathReason(machine)
+	if limit := limitReached(s.cgroup, s.limits); limit != nil {
+		s.reason = limit.Error()
+	}
 	s.console = machine.Console()
 	conn := s.conn
 	s.mu.Unlock()
@@ -302,10 +323,8 @@ func (h *Host) end(s *sandbox) error {
 	}
 	s.ended = true
 	conn, machine, state := s.conn, s.machine, s.state
+	s.disarm()
 	s.mu.Unlock()
-	if s.onEnd != nil {
-		s.onEnd.Stop()
-	}
 	if conn != nil {
 		_ = conn.Close()
 	}
@@ -322,9 +341,9 @@ func (h *Host) end(s *sandbox) error {
 // free gives back what the machine held. Called once for a machine, after its end.
 func (h *Host) free(s *sandbox) error {
 	s.mu.Lock()
-	machine, hot, dir := s.machine, s.hot, s.dir
+	machine, hot, dir, group := s.machine, s.hot, s.dir, s.cgroup
 	s.mu.Unlock()
-	err := machine.Close()
+	err := errors.Join(machine.Close(), group.Remove())
 	h.hot.release(hot)
 	return errors.Join(err, s.removeDir(dir))
 }

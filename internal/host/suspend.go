@@ -23,7 +23,13 @@ func (h *Host) Suspend(ctx context.Context, id string) (View, error) {
 	if err != nil {
 		return View{}, err
 	}
-	done, err := s.begin(ctx, lineage.Suspending)
+	return h.suspendIf(ctx, s, "", func() bool { return true })
+}
+
+// suspendIf suspends a sandbox for a reason that still holds when nobody else can begin with it: still is called with its mu
+// held.
+func (h *Host) suspendIf(ctx context.Context, s *sandbox, reason string, still func() bool) (View, error) {
+	done, err := s.beginIf(ctx, lineage.Suspending, still)
 	if err != nil {
 		return View{}, err
 	}
@@ -35,13 +41,15 @@ func (h *Host) Suspend(ctx context.Context, id string) (View, error) {
 	err = h.suspend(ctx, s)
 	h.took(TimedSuspend, "", err, began)
 	if err != nil {
+		h.arm(s)
 		return View{}, fmt.Errorf("suspend %s: %w", s.id, s.orEnded(h.explainFull(err)))
 	}
-	h.tell(events.SandboxSuspended, s, "")
+	h.tell(events.SandboxSuspended, s, reason)
 	return s.view(), nil
 }
 
 func (h *Host) suspend(ctx context.Context, s *sandbox) error {
+	s.timeOver() // What is written down of it is of a sandbox that is suspended.
 	b := &branch{h: h, s: s, mode: BranchDiff, reason: "suspended", w: &writing{}}
 	forget, err := b.findParent()
 	if err != nil {
@@ -127,20 +135,20 @@ func (b *branch) suspended(ctx context.Context) (store.Suspended, []byte, error)
 // put ends the machine of a sandbox that is on disk now.
 func (h *Host) put(s *sandbox, rec *store.Suspended) error {
 	s.mu.Lock()
-	machine, conn, hot, dir := s.machine, s.conn, s.hot, s.dir
+	machine, conn, hot, dir, group := s.machine, s.conn, s.hot, s.dir, s.cgroup
 	if s.state == lineage.Failed || s.ended {
 		s.mu.Unlock()
 		return errors.Join(fmt.Errorf("%w: it ended meanwhile", lineage.ErrState), h.store.RemoveSuspended(s.id))
 	}
 	s.console = machine.Console()
 	s.spent, s.seen = s.takenLocked(), proc.Consumption{}
-	s.machine, s.conn, s.hot, s.dir, s.disks, s.latest, s.cut = nil, nil, nil, "", nil, nil, 0
+	s.machine, s.conn, s.hot, s.dir, s.disks, s.latest, s.cut, s.cgroup = nil, nil, nil, "", nil, nil, 0, nil
 	s.state, s.suspended = lineage.Suspended, rec
 	s.mu.Unlock()
 	if conn != nil {
 		_ = conn.Close()
 	}
-	err := machine.Close()
+	err := errors.Join(machine.Close(), group.Remove())
 	h.hot.release(hot)
 	return errors.Join(err, s.removeDir(dir))
 }
@@ -165,6 +173,7 @@ func (h *Host) Wake(ctx context.Context, id string) (View, error) {
 	if err != nil {
 		return View{}, fmt.Errorf("wake %s: %w", s.id, s.orEnded(err))
 	}
+	h.arm(s)
 	h.tell(events.SandboxWoken, s, "")
 	return s.view().withUsage(), nil
 }
@@ -188,16 +197,20 @@ func (h *Host) wake(ctx context.Context, s *sandbox) error {
 		return err
 	}
 	u.Add(func() { _ = os.RemoveAll(dir) })
-	woken := &sandbox{id: s.id, dir: dir, hot: hot, generation: s.generation + 1}
+	woken := &sandbox{id: s.id, dir: dir, hot: hot, generation: s.generation + 1, limits: s.limits}
+	u.Add(func() { _ = woken.cgroup.Remove() })
 	if err := h.restore(ctx, woken); err != nil {
-		return err
+		return woken.orLimit(err)
 	}
 	u.Add(func() { _ = woken.machine.Close() })
 	conn, err := woken.rouse(ctx)
 	if err != nil {
-		return withConsole(err, woken.machine.Console())
+		return withConsole(woken.orLimit(err), woken.machine.Console())
 	}
 	u.Add(func() { _ = conn.Close() })
+	if err := woken.bound(ctx); err != nil {
+		return err
+	}
 	if err := h.runAgain(s, woken, conn, &rec, &u); err != nil {
 		return err
 	}
@@ -220,7 +233,7 @@ func (h *Host) runAgain(s, woken *sandbox, conn *guest.Conn, rec *store.Suspende
 	}
 	u.Keep()
 	s.machine, s.conn, s.hot, s.dir, s.generation = woken.machine, conn, woken.hot, woken.dir, woken.generation
-	s.disks, s.nextDisk, s.format, s.mapped = woken.disks, 1, woken.format, woken.mapped
+	s.disks, s.nextDisk, s.format, s.mapped, s.cgroup = woken.disks, 1, woken.format, woken.mapped, woken.cgroup
 	s.state, s.suspended, s.console = lineage.Running, nil, nil
 	// What it writes from now on is over what it was when it was suspended, which no tag names.
 	s.from = &origin{tag: rec.Machine.Parent, snapshot: rec.Machine}

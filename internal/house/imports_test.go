@@ -43,15 +43,15 @@ func allowed() map[string][]string {
 
 		// The core.
 		"internal/host": {
-			"internal/agentbin", "internal/disk", "internal/engine", "internal/events", "internal/guest", "internal/guest/call",
+			"internal/agentbin", "internal/cgroup", "internal/disk", "internal/engine", "internal/events", "internal/guest", "internal/guest/call",
 			"internal/guest/wire", "internal/image", "internal/keylock", "internal/layer", "internal/layout", "internal/lineage",
 			"internal/memory", "internal/network", "internal/proc", "internal/store", "internal/undo",
 		},
 
 		// Below it.
-		"internal/engine":          {"internal/memory"},
+		"internal/engine":          {"internal/cgroup", "internal/memory"},
 		"internal/engine/qemu":     {"internal/engine", "internal/memory", "internal/proc", "internal/undo"},
-		"internal/store":           {"internal/engine", "internal/layer", "internal/layout", "internal/lineage"},
+		"internal/store":           {"internal/cgroup", "internal/engine", "internal/layer", "internal/layout", "internal/lineage"},
 		"internal/lineage":         {},
 		"internal/layout":          {},
 		"internal/access":          {},
@@ -70,7 +70,8 @@ func allowed() map[string][]string {
 		"internal/guest/transpile": {},
 		"internal/guest/tree":      {"internal/guest/wire"},
 		"internal/guest/wire":      {},
-		"internal/proc":            {},
+		"internal/proc":            {"internal/cgroup"},
+		"internal/cgroup":          {},
 		"internal/agentbin":        {},
 
 		// In the guest.

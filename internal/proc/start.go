@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/cgroup"
 )
 
 // defaultOutputMax is enough for the complaints of a program that is not meant to talk.
@@ -32,6 +34,9 @@ type Command struct {
 	// RefuseCalls leaves the child without those system calls that a program that only computes, and uses the files and
 	// sockets it was given, does not need.
 	RefuseCalls bool
+	// Cgroup is the control group that the child starts in, so that nothing it does is done outside; nil: the daemon's. The
+	// caller closes it.
+	Cgroup *cgroup.Entry
 	// MaxFiles bounds the child's descriptors; 0 leaves the daemon's limit.
 	MaxFiles uint64
 	// Tied has the kernel kill the child when the daemon dies. It occupies a thread of the daemon while the child runs, so
@@ -171,6 +176,10 @@ func restrict(cmd *Command) error {
 }
 
 func spawnHere(cmd *Command, files []*os.File) spawned {
+	// First, for it needs what is taken away next. The thread moves alone, and its child is born where it is then.
+	if err := cmd.Cgroup.EnterThread(); err != nil {
+		return spawned{err: err}
+	}
 	if err := restrict(cmd); err != nil {
 		return spawned{err: err}
 	}
@@ -186,6 +195,9 @@ func spawnHere(cmd *Command, files []*os.File) spawned {
 	sys := &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
 	if cmd.Tied {
 		sys.Pdeathsig = syscall.SIGKILL
+	}
+	if cmd.Cgroup != nil && cmd.Cgroup.Dir != nil {
+		sys.UseCgroupFD, sys.CgroupFD = true, int(cmd.Cgroup.Dir.Fd())
 	}
 	if cmd.Jail != nil {
 		cmd.Jail.attributes(sys)

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"forkd.dev/forkd/internal/cgroup"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/layout"
@@ -61,6 +62,7 @@ type Snapshot struct {
 	WarmMS        float64       `json:"warm_ms"`
 	Branch        *Branch       `json:"branch,omitempty"` // nil: built from a recipe
 	Config        *Config       `json:"config,omitempty"` // nil: stored before there was one
+	Limits        cgroup.Limits `json:"limits,omitzero"`  // of what is forked of it, unless others are asked for
 }
 
 // Config is how an image's programs are started.

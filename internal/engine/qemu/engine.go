@@ -75,7 +75,7 @@ func (e *Engine) Probe(ctx context.Context) (*engine.Features, error) {
 	}
 	f := &engine.Features{
 		Binary: h.binary, Format: h.format(), AcceleratorReason: h.acceleratorReason, KVMUsable: h.kvm.Usable,
-		Adopt: true, Capture: true, Pause: true, Commit: true,
+		Adopt: true, Throttle: true, Capture: true, Pause: true, Commit: true,
 		Snapshots: h.live.lacks == "", LiveReason: h.live.reason(h.jailer), JailReason: h.jailReason,
 	}
 	f.Live = f.LiveReason == ""

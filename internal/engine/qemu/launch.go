@@ -73,6 +73,7 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		Dir:      spec.Dir,
 		Files:    files.child(),
 		MaxFiles: maxFiles,
+		Cgroup:   spec.Cgroup,
 		Confine:  confinement(host, spec, m),
 		Jail:     jail,
 

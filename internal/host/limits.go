@@ -1,0 +1,180 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"runtime"
+
+	"forkd.dev/forkd/internal/cgroup"
+	"forkd.dev/forkd/internal/engine"
+)
+
+// Limits bound what a sandbox takes of the host: its VM process, with the guest in it. Zero bounds nothing.
+type Limits = cgroup.Limits
+
+const (
+	// ownOverhead is what a VM process takes besides its guest's memory, at most: the cache of translated code, and itself.
+	ownOverhead = 128 << 20
+	// leastMemory is what a VM process takes before its guest has done anything.
+	leastMemory = 64 << 20
+	// leastPIDs is what a VM process may need: a thread for each CPU, and up to 64 for its disk.
+	leastPIDs = 128
+	// usualPIDs bound each VM process, for whom nobody has asked for a limit: far more than it starts.
+	usualPIDs   = 1024
+	leastIO     = 64 << 10
+	leastIORate = 10
+	mostCPUs    = 1024
+)
+
+// overhead is what the VM process of a machine takes besides the machine's memory: page tables grow with that.
+func overhead(machineBytes int64) int64 { return ownOverhead + machineBytes/64 }
+
+func checkLimits(l Limits) error {
+	switch {
+	case l.MemoryBytes != 0 && l.MemoryBytes < leastMemory:
+		return invalid("memory limit of %d bytes: the VM process alone needs %s", l.MemoryBytes, mib(leastMemory))
+	case l.CPUs != 0 && !(l.CPUs >= cgroup.MinCPUs && l.CPUs <= mostCPUs): // NaN is neither
+		return invalid("cpu limit of %g CPUs; allowed is %g to %d", l.CPUs, cgroup.MinCPUs, mostCPUs)
+	case l.PIDs != 0 && l.PIDs < leastPIDs:
+		return invalid("limit of %d processes: the VM process may need up to %d threads; the guest's own processes do not count here",
+			l.PIDs, leastPIDs)
+	case l.IOBytes != 0 && l.IOBytes < leastIO:
+		return invalid("io limit of %d bytes a second: the least is %d", l.IOBytes, leastIO)
+	case l.IORequests != 0 && l.IORequests < leastIORate:
+		return invalid("io limit of %d requests a second: the least is %d", l.IORequests, leastIORate)
+	}
+	return nil
+}
+
+// over are limits where those that were asked for come before a snapshot's own.
+func over(asked, usual Limits) Limits {
+	if asked.MemoryBytes == 0 {
+		asked.MemoryBytes = usual.MemoryBytes
+	}
+	if asked.CPUs == 0 {
+		asked.CPUs = usual.CPUs
+	}
+	if asked.PIDs == 0 {
+		asked.PIDs = usual.PIDs
+	}
+	if asked.IOBytes == 0 {
+		asked.IOBytes = usual.IOBytes
+	}
+	if asked.IORequests == 0 {
+		asked.IORequests = usual.IORequests
+	}
+	return asked
+}
+
+// bounds decides on the limits of the children of a fork, and says what is not as it was asked for. The existing
+// clients' wish for memory is one that a machine may not even fit into, and comes without being asked for: it is made
+// larger, and not insisted on. What was asked for in so many words is refused where it cannot be.
+func (h *Host) bounds(spec *ForkSpec, usual Limits, machineBytes int64, f *engine.Features) (warnings []string, err error) {
+	l := over(spec.Limits, usual)
+	if spec.MemoryWish > 0 && l.MemoryBytes == 0 {
+		why := h.cfg.Groups.Missing(cgroup.Memory)
+		least := machineBytes + overhead(machineBytes)
+		switch {
+		case why != "":
+			warnings = append(warnings, fmt.Sprintf("memory_limit_mib: %d is not held: %s; the guest is bounded by its machine's %s",
+				spec.MemoryWish>>20, why, mib(machineBytes)))
+		case spec.MemoryWish < least:
+			warnings = append(warnings, fmt.Sprintf("memory_limit_mib: %d raised to %d: the machine has %s, and its VM process needs some",
+				spec.MemoryWish>>20, least>>20, mib(machineBytes)))
+			l.MemoryBytes = least
+		default:
+			l.MemoryBytes = spec.MemoryWish
+		}
+	}
+	if l.CPUs >= float64(runtime.NumCPU()) && spec.Limits.CPUs == 0 {
+		l.CPUs = 0 // of a recipe, for larger hosts
+	}
+	inGroups := l
+	if f.Throttle { // held by the VM process; a group is a second wall, where there is one
+		inGroups.IOBytes, inGroups.IORequests = 0, 0
+	}
+	if err := h.cfg.Groups.Check(inGroups); err != nil {
+		return nil, hint(fmt.Errorf("%w: %w", ErrUnsupported, err), "see what this host can with: forkd doctor; or fork without that limit")
+	}
+	spec.Limits = l
+	return warnings, nil
+}
+
+// group makes the control group that a sandbox's machine will be in. Time and disk are left free until it is awake: its
+// start is the host's work.
+func (h *Host) group(s *sandbox) (*cgroup.Entry, error) {
+	born := Limits{MemoryBytes: s.limits.MemoryBytes, PIDs: s.limits.PIDs}
+	if born.PIDs == 0 {
+		born.PIDs = usualPIDs
+	}
+	var err error
+	if s.cgroup, err = h.cfg.Groups.Make(filepath.Base(s.dir), born); err != nil {
+		return nil, err
+	}
+	return s.cgroup.Entry()
+}
+
+// wall is how much more than the guest may read and write its VM process may: it reads tables of its disk, too.
+const wall = 1.25
+
+// bound limits a sandbox that is awake.
+func (s *sandbox) bound(ctx context.Context) error {
+	l := s.limits
+	if l.IOBytes > 0 || l.IORequests > 0 {
+		t, ok := s.machine.(engine.Throttler)
+		if !ok {
+			return fmt.Errorf("%w: its machine's disk cannot be throttled", ErrUnsupported)
+		}
+		if err := t.Throttle(ctx, l.IOBytes, l.IORequests); err != nil {
+			return err
+		}
+	}
+	return s.cgroup.Set(Limits{
+		CPUs: l.CPUs, IOBytes: int64(float64(l.IOBytes) * wall), IORequests: int64(float64(l.IORequests) * wall),
+	})
+}
+
+// ErrMemoryLimit is wrapped by the reason of a machine that the kernel ended at its limit of memory.
+var ErrMemoryLimit = errors.New("memory limit")
+
+// limitReached is why a machine died, if it was for its limit of memory.
+func limitReached(g *cgroup.Group, l Limits) error {
+	if g.OOMKills() == 0 {
+		return nil
+	}
+	return fmt.Errorf("%w: with its VM process it came to its limit of %s, and the kernel ended it", ErrMemoryLimit, mib(l.MemoryBytes))
+}
+
+// adoptGroup finds the control group of an adopted machine.
+func (h *Host) adoptGroup(s *sandbox, pid int) {
+	g, err := h.cfg.Groups.Adopt(filepath.Base(s.dir), pid)
+	if err != nil {
+		h.log.Warn("find the control group of an adopted sandbox", "sandbox", s.id, "error", err)
+	}
+	s.cgroup = g
+}
+
+// sweepGroups removes control groups that no machine is in any more.
+func (h *Host) sweepGroups() {
+	keep := map[string]bool{}
+	h.mu.Lock()
+	for _, s := range h.sandboxes {
+		if s.dir != "" {
+			keep[filepath.Base(s.dir)] = true
+		}
+	}
+	h.mu.Unlock()
+	if err := h.cfg.Groups.Sweep(keep); err != nil {
+		h.log.Warn("remove control groups of an earlier daemon", "error", err)
+	}
+}
+
+// orLimit is an error of a start, or that its limit of memory is too small for one.
+func (s *sandbox) orLimit(err error) error {
+	if limit := limitReached(s.cgroup, s.limits); limit != nil {
+		return hint(fmt.Errorf("%w: %w before it was awake", ErrExhausted, limit), "give it more with --memory-limit")
+	}
+	return err
+}
