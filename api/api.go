@@ -104,6 +104,7 @@ type BranchRequest struct {
 	Labels     map[string]string `json:"labels,omitempty"`
 	Env        map[string]string `json:"env,omitempty"`
 	TTLSeconds float64           `json:"ttl_seconds,omitempty" minimum:"0" maximum:"4611686018"`
+	Bounds
 
 	// Of the existing forkd's clients: the same as mode; measuring is always done; the parent must be the one it is.
 	Diff        bool   `json:"diff,omitempty"`
@@ -195,6 +196,9 @@ type Sandbox struct {
 	MemorySharedBytes int64 `json:"memory_shared_bytes,omitempty"`
 	DiskSharedBytes   int64 `json:"disk_shared_bytes,omitempty"`
 
+	Bounds
+	MemoryLimitMiB int64 `json:"memory_limit_mib,omitempty"` // the limit of memory, for the existing forkd's clients
+
 	ReadyMS      float64      `json:"ready_ms,omitempty"`  // request to awake, waiting for siblings included
 	WaitedMS     float64      `json:"waited_ms,omitempty"` // of that, for the memory of a snapshot that was still being written
 	BranchCount  int          `json:"branch_count"`
@@ -239,12 +243,14 @@ type ForkRequest struct {
 	CPUs        int               `json:"cpus,omitempty" minimum:"0"`                             // 0: the snapshot's
 	MemoryBytes int64             `json:"memory_bytes,omitempty" minimum:"0"`
 	Partial     bool              `json:"partial,omitempty"` // report failed children beside good ones
+	Bounds
 
 	// Accepted and already true here: every child is isolated and can be branched live.
 	PerChildNetns bool `json:"per_child_netns,omitempty"`
 	LiveFork      bool `json:"live_fork,omitempty"`
 	Prewarm       bool `json:"prewarm,omitempty"`
-	// Wishes of the existing forkd's clients, some of which always have them. What is not granted is in the reply's warnings.
+	// Wishes of the existing forkd's clients, some of which always have them. What is not granted is in the reply's warnings: a
+	// limit of memory that the machine does not fit into is raised, see Limits for one that is meant.
 	MemoryLimitMiB int  `json:"memory_limit_mib,omitempty"`
 	Hugepages      bool `json:"hugepages,omitempty"`
 }

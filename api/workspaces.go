@@ -6,6 +6,7 @@ type WorkspaceRequest struct {
 	SnapshotTag string            `json:"snapshot_tag"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Env         map[string]string `json:"env,omitempty"`
+	Bounds
 
 	// As in ForkRequest.
 	PerChildNetns  bool `json:"per_child_netns,omitempty"`

@@ -55,6 +55,19 @@ func (e *Entry) EnterThread() error {
 	return nil
 }
 
+// Enter moves a process into the group in version 2.
+func (e *Entry) Enter(pid int) error {
+	fd, err := unix.Openat(int(e.Dir.Fd()), "cgroup.procs", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("enter control group: %w", err)
+	}
+	_, err = unix.Write(fd, []byte(strconv.Itoa(pid)))
+	if err = errors.Join(err, unix.Close(fd)); err != nil {
+		return fmt.Errorf("enter control group: %w", err)
+	}
+	return nil
+}
+
 // each are the group's directories, each once.
 func (g *Group) each() []string {
 	var dirs []string

@@ -30,6 +30,7 @@ type branchFlags struct {
 	labels []string
 	env    []string
 	ttl    time.Duration
+	bounds boundFlags
 }
 
 func (f *branchFlags) add(cmd *cobra.Command) {
@@ -46,6 +47,7 @@ func (f *branchFlags) addChildren(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&f.ttl, "ttl", 0, "end each child after this time, e.g. 10m (0: when killed)")
 	cmd.Flags().StringArrayVarP(&f.labels, "label", "l", nil, "label of each child, KEY=VALUE (repeatable)")
 	cmd.Flags().StringArrayVarP(&f.env, "env", "e", nil, "environment variable of each child, KEY=VALUE (repeatable)")
+	f.bounds.add(cmd)
 }
 
 func (f *branchFlags) request() (api.BranchRequest, error) {
@@ -59,10 +61,13 @@ func (f *branchFlags) request() (api.BranchRequest, error) {
 	if f.n < 0 || f.ttl < 0 {
 		return req, usage("-n and --ttl are not negative")
 	}
-	if f.n == 0 && (f.ttl > 0 || len(f.labels) > 0 || len(f.env) > 0) {
-		return req, usage("--ttl, --label and --env are of children; say how many with -n")
+	if f.n == 0 && (f.ttl > 0 || len(f.labels) > 0 || len(f.env) > 0 || f.bounds.given()) {
+		return req, usage("--ttl, --label, --env, limits and idle times are of children; say how many with -n")
 	}
 	var err error
+	if req.Bounds, err = f.bounds.bounds(); err != nil {
+		return req, err
+	}
 	if req.Labels, err = pairs("--label", f.labels); err != nil {
 		return req, err
 	}

@@ -20,6 +20,7 @@ type forkFlags struct {
 	env    []string
 	cpus   int
 	memory string
+	bounds boundFlags
 }
 
 func (f *forkFlags) add(cmd *cobra.Command) {
@@ -28,11 +29,15 @@ func (f *forkFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVarP(&f.env, "env", "e", nil, "environment variable of each child, KEY=VALUE (repeatable)")
 	cmd.Flags().IntVar(&f.cpus, "cpus", 0, "must be the snapshot's: a fork has the machine of its snapshot")
 	cmd.Flags().StringVar(&f.memory, "memory", "", "must be the snapshot's, e.g. 512MiB")
+	f.bounds.add(cmd)
 }
 
 func (f *forkFlags) request(tag string, n int) (api.ForkRequest, error) {
 	req := api.ForkRequest{SnapshotTag: tag, N: &n, TTLSeconds: f.ttl.Seconds(), CPUs: f.cpus, Partial: true}
 	var err error
+	if req.Bounds, err = f.bounds.bounds(); err != nil {
+		return req, err
+	}
 	if req.Labels, err = pairs("--label", f.labels); err != nil {
 		return req, err
 	}
@@ -155,6 +160,9 @@ func (a *App) reportChildren(children []api.Sandbox) error {
 	}
 	if a.json {
 		return nil
+	}
+	for _, w := range children[0].Warnings { // the same of all
+		a.progress("%s", printable(w))
 	}
 	if waited > 0 {
 		a.progress("waited %.0f ms of it for the snapshot, which was still being written", waited)

@@ -41,6 +41,7 @@ func (a *App) noSubVerb(cmd *cobra.Command, args []string) error {
 func (a *App) createWorkspace() *cobra.Command {
 	var req api.WorkspaceRequest
 	var labels, env []string
+	var limits boundFlags
 	cmd := &cobra.Command{
 		Use: "create NAME --snapshot TAG", Short: "Fork a sandbox and give it a name", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -52,6 +53,9 @@ func (a *App) createWorkspace() *cobra.Command {
 				return err
 			}
 			if req.Env, err = pairs("--env", env); err != nil {
+				return err
+			}
+			if req.Bounds, err = limits.bounds(); err != nil {
 				return err
 			}
 			req.Name = args[0]
@@ -69,6 +73,7 @@ func (a *App) createWorkspace() *cobra.Command {
 	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "label of its sandbox, KEY=VALUE (repeatable)")
 	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable of its sandbox, KEY=VALUE (repeatable)")
 	cmd.Flags().BoolVar(&req.PerChildNetns, "per-child-netns", false, "accepted; every sandbox is isolated")
+	limits.add(cmd)
 	return cmd
 }
 

@@ -4,6 +4,8 @@ package daemon
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,6 +22,7 @@ import (
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/agentbin"
+	"forkd.dev/forkd/internal/cgroup"
 	"forkd.dev/forkd/internal/engine/qemu"
 	"forkd.dev/forkd/internal/host"
 	"forkd.dev/forkd/internal/httpapi"
@@ -33,6 +36,7 @@ type Config struct {
 	Accelerator  string // auto, tcg, kvm
 	Jail         string // auto, on, off
 	JailIDs      qemu.IDs
+	Cgroups      string // auto, off
 	MaxSandboxes int
 	HotMaxBytes  int64
 	StepMaxBytes int64
@@ -82,9 +86,32 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 		}
 		c.JailIDs = ids
 	}
+	switch c.Cgroups = getenv("FORKD_CGROUPS"); c.Cgroups {
+	case "", cgroupsAuto, cgroupsOff:
+	default:
+		errs = append(errs, fmt.Errorf("FORKD_CGROUPS is %q: give auto or off", c.Cgroups))
+	}
 	c.Network = Network{Bind: getenv("FORKD_BIND"), TLSCert: getenv("FORKD_TLS_CERT"), TLSKey: getenv("FORKD_TLS_KEY")}
 	errs = append(errs, c.Network.check(), c.Audit.fromEnv(getenv))
 	return errors.Join(errs...)
+}
+
+// What FORKD_CGROUPS can be.
+const (
+	cgroupsAuto = "auto"
+	cgroupsOff  = "off"
+)
+
+// groups are the control groups of VM processes. Their name is of this home: other daemons have others.
+func (c *Config) groups() *cgroup.Tree {
+	root := c.Home.Root
+	if real, err := filepath.EvalSymlinks(root); err == nil {
+		root = real
+	}
+	sum := sha256.Sum256([]byte(root))
+	return cgroup.Open(cgroup.Config{
+		Name: "forkd-" + hex.EncodeToString(sum[:6]), Off: c.Cgroups == cgroupsOff, Disk: root,
+	})
 }
 
 // ErrRunning means that another daemon has this home.
@@ -167,7 +194,7 @@ func openHost(ctx context.Context, cfg Config, ad advert, m *meters) (*host.Host
 	}
 	return host.Open(ctx, host.Config{
 		Home: cfg.Home, Engine: eng, Agent: agent, Log: cfg.Log, MaxSandboxes: cfg.MaxSandboxes, HotMaxBytes: cfg.HotMaxBytes,
-		StepMaxBytes: cfg.StepMaxBytes, Took: m.took,
+		StepMaxBytes: cfg.StepMaxBytes, Took: m.took, Groups: cfg.groups(),
 		Changed: func(tags []string) {
 			if err := ad.write(tags); err != nil {
 				cfg.Log.Warn("advertise tags", "error", err)

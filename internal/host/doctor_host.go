@@ -86,46 +86,6 @@ func namespacesCheck(f *engine.Features) Check {
 	return c
 }
 
-// cgroupCheck says which version of control groups the host has.
-func cgroupCheck(root string) Check {
-	var st unix.Statfs_t
-	if err := unix.Statfs(root, &st); err != nil {
-		return Check{
-			"cgroups", Warn, "no control groups at " + root + ": " + err.Error(),
-			"mount them (systemd does): without, a sandbox's processor time, memory and disk traffic on the host cannot be limited",
-		}
-	}
-	if st.Type == unix.CGROUP2_SUPER_MAGIC {
-		names, err := os.ReadFile(filepath.Join(root, "cgroup.controllers"))
-		if err != nil {
-			return Check{"cgroups", Warn, "version 2: " + err.Error(), "mount it anew"}
-		}
-		have := strings.Fields(string(names))
-		c := Check{"cgroups", Pass, "version 2, controllers " + strings.Join(have, ", "), ""}
-		for _, need := range []string{"cpu", "io", "memory", "pids"} {
-			if !slices.Contains(have, need) {
-				c.Status, c.Hint = Warn, "enable the controller "+need+" on the kernel's command line (cgroup_enable) or in the parent group"
-			}
-		}
-		return c
-	}
-	entries, err := os.ReadDir(root)
-	if err != nil {
-		return Check{"cgroups", Warn, err.Error(), "make " + root + " readable to the daemon"}
-	}
-	var have []string
-	for _, e := range entries {
-		have = append(have, e.Name())
-	}
-	if !slices.Contains(have, "memory") {
-		return Check{
-			"cgroups", Warn, "neither version 2 nor a memory controller of version 1 at " + root,
-			"boot with systemd.unified_cgroup_hierarchy=1, or mount cgroup2 there",
-		}
-	}
-	return Check{"cgroups", Pass, "version 1 with " + strings.Join(have, ", "), ""}
-}
-
 // clockCheck is about what guests get their time from: each is set from the host's clock when it awakens.
 func clockCheck() Check {
 	source := "unknown"

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"runtime"
+	"strings"
 
 	"forkd.dev/forkd/internal/cgroup"
 	"forkd.dev/forkd/internal/engine"
@@ -177,4 +178,23 @@ func (s *sandbox) orLimit(err error) error {
 		return hint(fmt.Errorf("%w: %w before it was awake", ErrExhausted, limit), "give it more with --memory-limit")
 	}
 	return err
+}
+
+// cgroupCheck says which limits can be held here. The disk's is held by the VM process.
+func (h *Host) cgroupCheck() Check {
+	t := h.cfg.Groups
+	var missing []string
+	for _, c := range []cgroup.Controller{cgroup.Memory, cgroup.CPU, cgroup.PIDs} {
+		if why := t.Missing(c); why != "" {
+			missing = append(missing, fmt.Sprintf("no limit of %s: %s", c, why))
+		}
+	}
+	const remedy = "run the daemon as root, or where a part of the tree is delegated to it: systemd-run --user --scope -p Delegate=yes forkd serve"
+	switch {
+	case t.Version() == 0:
+		return Check{"cgroups", Warn, "no limits of memory, cpu and processes: " + t.Missing(cgroup.Memory), remedy}
+	case len(missing) > 0:
+		return Check{"cgroups", Warn, fmt.Sprintf("version %d at %s; %s", t.Version(), t.Place(), strings.Join(missing, "; ")), remedy}
+	}
+	return Check{"cgroups", Pass, fmt.Sprintf("version %d at %s: memory, cpu, processes", t.Version(), t.Place()), ""}
 }

@@ -155,10 +155,10 @@ func childrenSpec(req api.BranchRequest) (host.ForkSpec, error) {
 	if req.N < 0 || req.N > host.MaxForkN {
 		return host.ForkSpec{}, fmt.Errorf("%w: n is %d; a branch forks 0 to %d children", host.ErrInvalid, req.N, host.MaxForkN)
 	}
-	if req.N == 0 && (len(req.Labels) > 0 || len(req.Env) > 0 || req.TTLSeconds != 0) {
-		return host.ForkSpec{}, fmt.Errorf("%w: labels, env and ttl_seconds are of children, and n is 0", host.ErrInvalid)
+	if req.N == 0 && (len(req.Labels) > 0 || len(req.Env) > 0 || req.TTLSeconds != 0 || req.Bounds != (api.Bounds{})) {
+		return host.ForkSpec{}, fmt.Errorf("%w: labels, env, limits and times are of children, and n is 0", host.ErrInvalid)
 	}
-	spec, err := forkSpec(api.ForkRequest{N: &req.N, Labels: req.Labels, Env: req.Env, TTLSeconds: req.TTLSeconds})
+	spec, err := forkSpec(api.ForkRequest{N: &req.N, Labels: req.Labels, Env: req.Env, TTLSeconds: req.TTLSeconds, Bounds: req.Bounds})
 	if err != nil || req.N == 0 {
 		return spec, err
 	}

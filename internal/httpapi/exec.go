@@ -99,7 +99,7 @@ func millis(field string, secs float64, otherwise time.Duration) (int64, error) 
 const maxTimeout = 7 * 24 * time.Hour
 
 func (s *Server) ping(w http.ResponseWriter, r *http.Request) error {
-	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	conn, err := s.Host.Look(r.Context(), r.PathValue("id"))
 	if err != nil {
 		return err
 	}

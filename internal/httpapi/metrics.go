@@ -10,7 +10,7 @@ import (
 
 // metrics asks a sandbox what it uses.
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
-	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	conn, err := s.Host.Look(r.Context(), r.PathValue("id"))
 	if err != nil {
 		return err
 	}

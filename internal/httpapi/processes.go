@@ -18,7 +18,7 @@ func (s *Server) processes(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	conn, err := s.Host.Guest(r.Context(), r.PathValue("id"))
+	conn, err := s.Host.Look(r.Context(), r.PathValue("id"))
 	if err != nil {
 		return err
 	}

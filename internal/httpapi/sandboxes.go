@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"net/http"
 	"strings"
 	"time"
@@ -40,7 +39,7 @@ func (s *Server) fork(w http.ResponseWriter, r *http.Request) error {
 		list[i] = forkResult(res, spec)
 		noteForked(r, list[i])
 		if res.Err == nil {
-			list[i].Warnings = forkWarnings(req)
+			list[i].Warnings = append(list[i].Warnings, forkWarnings(req)...)
 		}
 	}
 	return reply(w, http.StatusCreated, list)
@@ -51,24 +50,21 @@ func forkSpec(req api.ForkRequest) (host.ForkSpec, error) {
 	if req.N != nil {
 		n = *req.N
 	}
-	if req.MemoryLimitMiB < 0 {
+	if req.MemoryLimitMiB < 0 || req.MemoryLimitMiB > 1<<40 {
 		return host.ForkSpec{}, fmt.Errorf("%w: memory_limit_mib is %d", host.ErrInvalid, req.MemoryLimitMiB)
 	}
-	// Seconds beyond what a Duration holds would wrap around.
-	if req.TTLSeconds < 0 || req.TTLSeconds > math.MaxInt64/2/float64(time.Second) || math.IsNaN(req.TTLSeconds) {
-		return host.ForkSpec{}, fmt.Errorf("%w: ttl_seconds is %g", host.ErrInvalid, req.TTLSeconds)
+	if err := secondsOK("ttl_seconds", req.TTLSeconds); err != nil {
+		return host.ForkSpec{}, err
 	}
-	return host.ForkSpec{
+	spec := host.ForkSpec{
 		Tag: req.SnapshotTag, N: n, Labels: req.Labels, Env: req.Env, TTL: seconds(req.TTLSeconds), CPUs: req.CPUs,
-		MemoryBytes: req.MemoryBytes,
-	}, nil
+		MemoryBytes: req.MemoryBytes, MemoryWish: int64(req.MemoryLimitMiB) << 20,
+	}
+	return spec, bounds(&spec, req.Bounds)
 }
 
 // forkWarnings say what the existing forkd's clients ask for and do not get: some of them always ask.
 func forkWarnings(req api.ForkRequest) (warnings []string) {
-	if req.MemoryLimitMiB > 0 {
-		warnings = append(warnings, fmt.Sprintf("memory_limit_mib: %d is not enforced; a sandbox is bounded by its machine's memory", req.MemoryLimitMiB))
-	}
 	if req.Hugepages {
 		warnings = append(warnings, "hugepages: there are none here; memory is in pages of the usual size")
 	}
@@ -113,6 +109,7 @@ func sandbox(v host.View) api.Sandbox {
 		BranchCount: v.Branches, LatestBranch: v.LatestBranch, HasBranched: v.Branches > 0, Workspace: v.Workspace,
 		Confinement: v.Layers,
 	}
+	out.Bounds, out.MemoryLimitMiB, out.Warnings = boundsOf(v), v.Limits.MemoryBytes>>20, v.Warnings
 	if !v.Expires.IsZero() {
 		out.ExpiresAtUnix = v.Expires.Unix()
 	}

@@ -40,7 +40,7 @@ func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 	}
 	spec, err := forkSpec(api.ForkRequest{
 		SnapshotTag: req.SnapshotTag, Labels: req.Labels, Env: req.Env, PerChildNetns: req.PerChildNetns,
-		MemoryLimitMiB: req.MemoryLimitMiB,
+		MemoryLimitMiB: req.MemoryLimitMiB, Bounds: req.Bounds,
 	})
 	if err != nil {
 		return err

@@ -129,7 +129,21 @@ func spawn(cmd *Command, files []*os.File, over <-chan struct{}) (*os.Process, i
 		}
 	})
 	s := <-result
+	if s.err == nil && cmd.joinsLate() {
+		if err := cmd.Cgroup.Enter(s.child.Pid); err != nil {
+			_ = s.child.Kill()
+			_, _ = s.child.Wait()
+			_ = unix.Close(s.pidfd)
+			return nil, -1, err
+		}
+	}
 	return s.child, s.pidfd, s.err
+}
+
+// joinsLate says that a child of a control group of version 2 is put into it after its start: one that is to be refused
+// calls cannot be started by the only call that makes it there, for a filter cannot see what else that call is asked for.
+func (cmd *Command) joinsLate() bool {
+	return cmd.Cgroup != nil && cmd.Cgroup.Dir != nil && cmd.RefuseCalls
 }
 
 func confinement(c *Confine) (*os.File, error) {
@@ -196,7 +210,7 @@ func spawnHere(cmd *Command, files []*os.File) spawned {
 	if cmd.Tied {
 		sys.Pdeathsig = syscall.SIGKILL
 	}
-	if cmd.Cgroup != nil && cmd.Cgroup.Dir != nil {
+	if cmd.Cgroup != nil && cmd.Cgroup.Dir != nil && !cmd.joinsLate() {
 		sys.UseCgroupFD, sys.CgroupFD = true, int(cmd.Cgroup.Dir.Fd())
 	}
 	if cmd.Jail != nil {
