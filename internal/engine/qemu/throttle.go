@@ -19,7 +19,7 @@ func (m *machine) Throttle(ctx context.Context, bytes, requests int64) error {
 	// All are required; the sums of both directions stay unbounded. Nothing is saved up for later bursts, beyond the tenth of
 	// a second that QEMU grants.
 	err := m.monitor.Do(ctx, qmp.Command{Name: "block_set_io_throttle", Args: map[string]any{
-		"id": diskDevice, "bps": 0, "bps_rd": bytes, "bps_wr": bytes, "iops": 0, "iops_rd": requests, "iops_wr": requests,
+		"id": "/machine/peripheral/" + diskDevice + "/virtio-backend", "bps": 0, "bps_rd": bytes, "bps_wr": bytes, "iops": 0, "iops_rd": requests, "iops_wr": requests,
 	}}, nil)
 	if err != nil {
 		return fmt.Errorf("throttle the disk of machine %s: %w", m.spec.ID, m.failed(err))
