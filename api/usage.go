@@ -19,7 +19,7 @@ type Usage struct {
 	// hides it.
 	MemoryProportionalBytes int64 `json:"memory_proportional_bytes,omitempty"`
 
-	DiskOwnBytes   int64 `json:"disk_own_bytes"`   // what it has written to its disk, as the host stores it
+	DiskOwnBytes   int64 `json:"disk_own_bytes"`   // what it has written to its disk, as the host stores it; of a suspended one, with its memory
 	IOReadBytes    int64 `json:"io_read_bytes"`    // from the host's storage; what its page cache had is not counted
 	IOWrittenBytes int64 `json:"io_written_bytes"` // to it
 

@@ -12,7 +12,8 @@ import (
 // Nothing secret is one: everybody on the host sees a command line.
 type setting struct {
 	flag, variable, usage string
-	file                  bool // the name of one
+	file                  bool   // the name of one
+	word                  string // that is no file's name
 	value                 string
 	given                 func() bool
 }
@@ -26,6 +27,7 @@ func daemonSettings() settings {
 		{flag: "bind", variable: "FORKD_BIND", usage: "serve TCP at this HOST:PORT as well; needs a token, and encrypts unless this host alone reaches it"},
 		{flag: "tls-cert", variable: "FORKD_TLS_CERT", usage: "certificate for TCP, a PEM `file`; read again when it changes (default: one of its own)", file: true},
 		{flag: "tls-key", variable: "FORKD_TLS_KEY", usage: "its key, a PEM `file`", file: true},
+		{flag: "audit-log", variable: "FORKD_AUDIT_LOG", usage: "`file` in which it is written down who asked for what, or off (default: audit.log in the home)", file: true, word: "off"},
 	}
 }
 
@@ -51,7 +53,7 @@ func (s settings) given() (flags []string) {
 
 // text is a setting's value. A daemon works in another directory than who starts it.
 func (x *setting) text() string {
-	if x.file && x.value != "" {
+	if x.file && x.value != "" && x.value != x.word {
 		if abs, err := filepath.Abs(x.value); err == nil {
 			return abs
 		}

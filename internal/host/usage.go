@@ -60,12 +60,25 @@ func (s *sandbox) usage(measure func(pid int) (memory.Usage, error)) Usage {
 		ID: v.ID, SnapshotTag: v.SnapshotTag, State: v.State, Labels: v.Labels, Time: time.Now(), Created: v.Created, CPUs: v.Format.CPUs,
 		MemoryBytes: v.Format.MemoryBytes, DiskOwn: v.DiskOwn, Taken: s.taken(),
 	}
+	if u.State == lineage.Suspended {
+		u.DiskOwn = s.stored()
+	}
 	if v.PID != 0 {
 		if m, err := measure(v.PID); err == nil { // else it ends just now
 			u.Memory = m
 		}
 	}
 	return u
+}
+
+// stored is what a suspended sandbox takes on disk, its memory included.
+func (s *sandbox) stored() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.suspended == nil {
+		return 0
+	}
+	return s.suspended.Machine.Stored
 }
 
 // taken is what the sandbox's machines have taken so far. It never gets less: of a machine that is gone it is what was seen
@@ -150,7 +163,7 @@ func (h *Host) Figures() Figures {
 	for _, s := range all {
 		v := s.view()
 		f.Sandboxes[v.State]++
-		f.DiskSandboxes += v.DiskOwn
+		f.DiskSandboxes += v.DiskOwn + s.stored()
 		if v.PID == 0 {
 			continue
 		}

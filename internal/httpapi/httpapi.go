@@ -62,7 +62,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, op operation) {
 	r, done, err := s.admit(rec, r, op)
 	defer done()
 	defer func() { s.settle(r, op, trail, rec.status, err, time.Since(start)) }() // also of one that panics
-	if err == nil {
+	if err == nil && changes(r) {
 		err = s.announce(r, trail)
 	}
 	if err == nil {

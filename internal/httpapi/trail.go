@@ -159,9 +159,13 @@ func (t *trail) written(r *http.Request) audit.Entry {
 	return t.entry
 }
 
-// announce writes down what is about to be done and may change something, if it must not be done otherwise.
+// changes reports whether a request may change something. Those that begin as reading and do not stay so, such as commands
+// over a WebSocket, are announced when it is known what they do.
+func changes(r *http.Request) bool { return r.Method != http.MethodGet && r.Method != http.MethodHead }
+
+// announce writes down what is about to be done, if it must not be done otherwise.
 func (s *Server) announce(r *http.Request, t *trail) error {
-	if s.Audit == nil || !s.Audit.Required() || !t.audited || r.Method == http.MethodGet || r.Method == http.MethodHead {
+	if s.Audit == nil || !s.Audit.Required() || !t.audited {
 		return nil
 	}
 	entry := t.written(r)
@@ -190,6 +194,8 @@ func (s *Server) timeExec(op operation, t *trail, status int, took time.Duration
 		mode = "stream"
 	case what == "/eval" || call == wire.MethodContextEval:
 		mode = "eval"
+	case what == "/exec" && strings.HasPrefix(op.pattern, http.MethodGet):
+		mode = "stream"
 	case what == "/exec":
 		mode = "exec"
 	default:

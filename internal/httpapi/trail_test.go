@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -142,6 +143,11 @@ func TestRequiredAudit(t *testing.T) {
 		if rec := askAs(s, owner, request, ""); rec.Code != want && rec.Code != http.StatusMethodNotAllowed {
 			t.Errorf("%s: %d, want %d: %s", request, rec.Code, want, rec.Body)
 		}
+	}
+	socket := httptest.NewRequest("GET", "/v1/sandboxes/sbx/exec", nil)
+	socket, _ = s.leave(socket, operation{pattern: "GET /v1/sandboxes/{id}/exec", scope: access.Use}, "req", time.Now())
+	if err := s.noteArgv(socket, "ls"); err == nil {
+		t.Error("a command over a WebSocket would be run")
 	}
 	if err := os.Rename(filepath.Dir(path)+".gone", filepath.Dir(path)); err != nil {
 		t.Fatal(err)

@@ -38,6 +38,7 @@ func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}
+	noteTouched(r, "snapshot", req.SnapshotTag)
 	spec, err := forkSpec(api.ForkRequest{
 		SnapshotTag: req.SnapshotTag, Labels: req.Labels, Env: req.Env, PerChildNetns: req.PerChildNetns,
 		MemoryLimitMiB: req.MemoryLimitMiB, Bounds: req.Bounds,
@@ -49,7 +50,10 @@ func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusCreated, workspace(v))
+	out := workspace(v)
+	noteCreated(r, "workspace", out.Name)
+	noteCreated(r, "sandbox", out.SandboxID)
+	return reply(w, http.StatusCreated, out)
 }
 
 func (s *Server) workspace(w http.ResponseWriter, r *http.Request) error {
