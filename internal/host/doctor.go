@@ -74,10 +74,11 @@ func (h *Host) Doctor(ctx context.Context) Report {
 
 func engineChecks(f *engine.Features, err error) []Check {
 	if err != nil {
-		return []Check{{
-			"engine", Fail, err.Error(),
-			"install it: apt-get install qemu-system-x86 (amd64) or qemu-system-arm (arm64)",
-		}}
+		remedy := "install it: apt-get install qemu-system-x86 (amd64) or qemu-system-arm (arm64)"
+		if strings.Contains(err.Error(), "FORKD_JAIL") {
+			remedy = "let the daemon make namespaces, or start it with FORKD_JAIL=auto for what layers there are"
+		}
+		return []Check{{"engine", Fail, err.Error(), remedy}}
 	}
 	checks := []Check{{"engine", Pass, fmt.Sprintf("%s %s at %s, machine %s, CPU %s", f.Format.Engine, f.Format.Version, f.Binary,
 		f.Format.Machine, f.Format.CPUModel), ""}}

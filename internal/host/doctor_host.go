@@ -58,7 +58,7 @@ func confinementCheck(f *engine.Features) Check {
 		c.Detail += "; no Landlock: " + f.ConfinedReason
 	case f.JailReason != "":
 		c.Status, c.Hint = Warn, "let the daemon make namespaces, and do not set FORKD_JAIL=off; docs/security.md says what each layer is for"
-		c.Detail += "; no jail: " + f.JailReason
+		c.Detail += "; no whole jail: " + f.JailReason
 	}
 	return c
 }

@@ -49,18 +49,18 @@ const spaces = unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.
 // NewJailer tries what a jail needs. base are directories that all children may read, such as /usr. The error says what
 // this host refuses.
 func NewJailer(base []string) (*Jailer, error) {
+	j := NewSpacesJailer()
 	// Some look-ups that os makes once must not be made first on a thread whose calls are refused.
 	if self, err := os.FindProcess(os.Getpid()); err == nil {
 		_ = self.Release()
 	}
-	j := &Jailer{}
 	for _, dir := range base {
 		if info, err := os.Lstat(dir); err == nil && (info.IsDir() || info.Mode()&os.ModeSymlink != 0) {
 			j.base = append(j.base, dir)
 		}
 	}
 	if os.Geteuid() != 0 {
-		return j, nil // Whether namespaces are allowed is seen when the first child is started.
+		return j, nil
 	}
 	err := onThread(func() (err error) {
 		j.mounts, err = j.makeMounts()
@@ -71,6 +71,10 @@ func NewJailer(base []string) (*Jailer, error) {
 	}
 	return j, nil
 }
+
+// NewSpacesJailer makes one whose jails are namespaces only, as those of users without privileges are. Whether they are
+// allowed is seen when the first child is started.
+func NewSpacesJailer() *Jailer { return &Jailer{} }
 
 // refusedHint explains the kernel's refusals.
 func refusedHint(err error) error {

@@ -70,6 +70,13 @@ func (e *Engine) probeJail(ctx context.Context, h *host) error {
 		return fmt.Errorf("%w: VM processes cannot be put into jails here, which FORKD_JAIL=on asks for: %w", engine.ErrUnavailable, err)
 	}
 	h.jailReason = err.Error()
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	// A root that may not mount, in a container, may be let have what other users have.
+	if jailer := proc.NewSpacesJailer(); e.tryJail(ctx, h, jailer) == nil {
+		h.jailer = jailer
+	}
 	return nil
 }
 
@@ -262,7 +269,7 @@ func (e *Engine) liveFor(m *machine) func(context.Context) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		if m.id != 0 {
+		if m.id != 0 || strings.Contains(m.layers, proc.LayerUserSpace) {
 			return h.live.jailed, nil
 		}
 		return h.live.free, nil

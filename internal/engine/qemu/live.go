@@ -13,13 +13,13 @@ import (
 type liveHost struct {
 	lacks  string // what QEMU lacks, or ""
 	free   string // why a machine without a jail cannot be captured live, or ""
-	jailed string // why one with a user of its own cannot
+	jailed string // why one that has no privileges cannot
 	device bool   // machines get the device that hands out userfaultfds
 }
 
 // reason says why a machine that is started now cannot be captured live, or "".
 func (l *liveHost) reason(jailer *proc.Jailer) string {
-	if jailer != nil && jailer.Privileged() {
+	if jailer != nil {
 		return l.jailed
 	}
 	return l.free
@@ -53,7 +53,7 @@ func probeLive(ctx context.Context, h *host) error {
 		}
 	}
 	h.live.jailed = h.live.free
-	if h.live.free == "" && !othersMay() {
+	if h.live.free == "" && !h.live.device && !othersMay() {
 		h.live.jailed = "the kernel refuses userfaultfd to VM processes in jails; see docs/security.md for sysctl " +
 			"vm.unprivileged_userfaultfd=1 and FORKD_JAIL=off"
 		if opensDevice(h.version) && othersMayOpen() {
