@@ -73,9 +73,9 @@ func (s settings) over(getenv func(string) string) func(string) string {
 	}
 }
 
-// environ is the same for another program.
+// environ is the same for a daemon that is started. A token to another daemon is not for it.
 func (s settings) environ(env []string) []string {
-	env = slices.Clone(env)
+	env = slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, "FORKD_TOKEN=") })
 	for _, x := range s {
 		if !x.given() {
 			continue
