@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"crypto/tls"
 	"net"
 	"sync"
 	"syscall"
@@ -41,6 +42,9 @@ func watchHangup(client net.Conn, gone func()) (stop func()) {
 // hungUp reports whether the other end has said that it sends no more: a client that lives never does, its half-closes
 // are frames.
 func hungUp(c net.Conn) bool {
+	if secure, ok := c.(*tls.Conn); ok {
+		c = secure.NetConn()
+	}
 	s, ok := c.(syscall.Conn)
 	if !ok {
 		return false

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"crypto/tls"
 	"net"
 	"path/filepath"
 	"testing"
@@ -46,5 +47,36 @@ func TestClientLeavesADeafGuest(t *testing.T) {
 	case <-ended:
 	case <-time.After(testenv.Timeout(10 * time.Second)):
 		t.Fatal("it goes on without a client")
+	}
+}
+
+// TestHangupOverTLS: what encrypts a connection does not hide that its other end has gone.
+func TestHangupOverTLS(t *testing.T) {
+	ln, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	client, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	up, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer up.Close()
+	secure := tls.Server(up, &tls.Config{MinVersion: tls.VersionTLS12})
+	if hungUp(secure) {
+		t.Error("it is taken for gone")
+	}
+	gone := make(chan struct{})
+	stop := watchHangup(secure, func() { close(gone) })
+	defer stop()
+	_ = client.Close()
+	select {
+	case <-gone:
+	case <-time.After(testenv.Timeout(10 * time.Second)):
+		t.Error("its end is not seen")
 	}
 }
