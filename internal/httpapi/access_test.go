@@ -289,6 +289,20 @@ func TestTokenEndsWork(t *testing.T) {
 	}
 }
 
+// TestHostFiles: a token that manages sandboxes has no file of the host opened.
+func TestHostFiles(t *testing.T) {
+	s, _ := guarded(t)
+	handler := s.router(s.snapshotOperations())
+	_, manage := makeToken(t, s, access.Spec{Scope: access.Manage})
+	rec := httptest.NewRecorder()
+	r := caller{token: manage}.asks(http.MethodPost, "/v1/builds?tag=t&kernel=/etc/shadow")
+	r.Header.Set("Content-Type", tarType)
+	handler.ServeHTTP(rec, r)
+	if rec.Code != http.StatusForbidden || !strings.Contains(rec.Body.String(), "kernel") {
+		t.Errorf("%d: %s", rec.Code, rec.Body)
+	}
+}
+
 func TestTokensOverTheAPI(t *testing.T) {
 	s, _ := guarded(t)
 	handler := s.router(s.tokenOperations())

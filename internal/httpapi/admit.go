@@ -64,6 +64,17 @@ func manyAllowed(r *http.Request) error {
 	return nil
 }
 
+// hostFiles refuses to have a file of the host opened by its name for who does not administer it.
+func hostFiles(r *http.Request, parameter string) error {
+	if who := access.FromContext(r.Context()); who.Scope < access.Admin {
+		return &api.Error{
+			Code: api.CodeDenied, Hint: "forkd token create --scope admin",
+			Message: fmt.Sprintf("%s names a file of the daemon's host, which needs scope admin, and the token %s has %s", parameter, who.TokenID, who.Scope),
+		}
+	}
+	return nil
+}
+
 func refused(who access.Principal, op operation) error {
 	e := &api.Error{Code: api.CodeDenied}
 	if who.Scope < op.scope {

@@ -30,6 +30,11 @@ func (s *Server) build(w http.ResponseWriter, r *http.Request) error {
 		Tag: q.Get("tag"), Kernel: q.Get("kernel"), Replace: q.Get("replace") == "true", NoCache: q.Get("no_cache") == "true",
 	}
 	noteTouched(r, "snapshot", spec.Tag)
+	if spec.Kernel != "" {
+		if err := hostFiles(r, "kernel"); err != nil {
+			return err
+		}
+	}
 	dir, err := s.Host.TempDir("recipe-")
 	if err != nil {
 		return err

@@ -91,7 +91,7 @@ func buildParameters() []parameter {
 	const mib = 1 << 20
 	return []parameter{
 		{name: "tag", about: "Of the snapshot.", required: true, pattern: tagPattern, form: tagForm},
-		{name: "kernel", about: "A kernel's path on the daemon's host; without it Debian's is taken."},
+		{name: "kernel", about: "A kernel's path on the daemon's host, which needs scope admin; without it Debian's is taken."},
 		{name: "replace", kind: boolean, about: "Replace a snapshot of this tag, once the new one is ready."},
 		{name: "no_cache", kind: boolean, about: "Do all steps again."},
 		{name: "dockerfile", about: "A Dockerfile is sent, and this is its name in messages."},
