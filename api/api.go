@@ -95,9 +95,9 @@ type Snapshot struct {
 
 // BranchRequest is the body of POST /v1/sandboxes/{id}/branch. All fields are optional.
 type BranchRequest struct {
-	Tag  string `json:"tag,omitempty"`                             // default: branch-ID-TIME
-	Mode string `json:"mode,omitempty" enum:"auto,live,diff,full"` // auto (default), live, diff, full
-	Wait *bool  `json:"wait,omitempty"`                            // default true: reply when it is ready; false: when the source runs again
+	Tag  string `json:"tag,omitempty" pattern:"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$"` // default: branch-ID-TIME
+	Mode string `json:"mode,omitempty" enum:"auto,live,diff,full"`                     // auto (default), live, diff, full
+	Wait *bool  `json:"wait,omitempty"`                                                // default true: reply when it is ready; false: when the source runs again
 
 	// Children forked of it in the same call, with what POST /v1/sandboxes takes.
 	N          int               `json:"n,omitempty" minimum:"0" maximum:"1000"`
@@ -110,7 +110,7 @@ type BranchRequest struct {
 	Diff        bool   `json:"diff,omitempty"`
 	Live        bool   `json:"live,omitempty"`
 	MeasureDiff bool   `json:"measure_diff,omitempty"`
-	ParentTag   string `json:"parent_tag,omitempty"`
+	ParentTag   string `json:"parent_tag,omitempty" pattern:"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$"`
 }
 
 // RemoveReply is the reply to DELETE /v1/snapshots/{tag} with cascade=true (remove what stands on it, too) or force=true
@@ -121,7 +121,7 @@ type RemoveReply struct {
 
 // CompactRequest is the body of POST /v1/snapshots/{tag}/compact.
 type CompactRequest struct {
-	To string `json:"to"` // tag of the new, self-contained snapshot
+	To string `json:"to" pattern:"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"` // tag of the new, self-contained snapshot
 }
 
 // SnapshotInfo is a snapshot with its provenance.
@@ -235,7 +235,7 @@ type NotRenewed struct {
 
 // ForkRequest is the body of POST /v1/sandboxes.
 type ForkRequest struct {
-	SnapshotTag string            `json:"snapshot_tag"`
+	SnapshotTag string            `json:"snapshot_tag" pattern:"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"`
 	N           *int              `json:"n,omitempty" minimum:"1" maximum:"1000"` // default 1
 	Labels      map[string]string `json:"labels,omitempty"`
 	Env         map[string]string `json:"env,omitempty"`
@@ -258,7 +258,7 @@ type ForkRequest struct {
 // ExecRequest is the body of POST /v1/sandboxes/{id}/exec. With "Accept: application/x-ndjson" or "text/event-stream" the
 // reply is a stream of ExecEvent while the command runs, else one ExecResponse.
 type ExecRequest struct {
-	Args        []string          `json:"args"`
+	Args        []string          `json:"args" minItems:"1"`
 	TimeoutSecs float64           `json:"timeout_secs,omitempty" minimum:"0" maximum:"604800"` // default 30
 	Env         map[string]string `json:"env,omitempty"`
 	Cwd         string            `json:"cwd,omitempty"`

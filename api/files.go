@@ -29,27 +29,27 @@ type File struct {
 // FileRequest is the body of POST /v1/sandboxes/{id}/files/mkdir and /remove. Relative paths and ~ begin in the user's
 // home; without a user it is the image's.
 type FileRequest struct {
-	Path string `json:"path"`
+	Path string `json:"path" minLength:"1"`
 	User string `json:"user,omitempty"`
 }
 
 // MoveRequest is the body of POST /v1/sandboxes/{id}/files/move.
 type MoveRequest struct {
-	Source      string `json:"source"`
-	Destination string `json:"destination"`
+	Source      string `json:"source" minLength:"1"`
+	Destination string `json:"destination" minLength:"1"`
 	User        string `json:"user,omitempty"`
 }
 
 // ComposeRequest is the body of POST /v1/sandboxes/{id}/files/compose: the sources become one file, and are removed.
 type ComposeRequest struct {
-	Sources     []string `json:"sources"`
-	Destination string   `json:"destination"`
+	Sources     []string `json:"sources" minItems:"1"`
+	Destination string   `json:"destination" minLength:"1"`
 	User        string   `json:"user,omitempty"`
 }
 
 // WatchRequest is the body of POST /v1/sandboxes/{id}/files/watchers.
 type WatchRequest struct {
-	Path               string `json:"path"`
+	Path               string `json:"path" minLength:"1"`
 	Recursive          bool   `json:"recursive,omitempty"`
 	Entries            bool   `json:"entries,omitempty"` // describe what was created, written or changed
 	AllowNetworkMounts bool   `json:"allow_network_mounts,omitempty"`

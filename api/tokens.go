@@ -20,5 +20,5 @@ type TokenRequest struct {
 	Name       string  `json:"name,omitempty"`                                         // for lists and the audit log; default: its id
 	Scope      string  `json:"scope,omitempty" enum:"read,use,manage,admin"`           // default: use
 	Sandbox    string  `json:"sandbox,omitempty"`                                      // default: all
-	TTLSeconds float64 `json:"ttl_seconds,omitempty" minimum:"0" maximum:"4611686018"` // 0: for ever
+	TTLSeconds float64 `json:"ttl_seconds,omitempty" minimum:"0" maximum:"3153600000"` // 0: for ever
 }

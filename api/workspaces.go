@@ -2,8 +2,8 @@ package api
 
 // WorkspaceRequest is the body of POST /v1/workspaces.
 type WorkspaceRequest struct {
-	Name        string            `json:"name"`
-	SnapshotTag string            `json:"snapshot_tag"`
+	Name        string            `json:"name" pattern:"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"`
+	SnapshotTag string            `json:"snapshot_tag" pattern:"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"`
 	Labels      map[string]string `json:"labels,omitempty"`
 	Env         map[string]string `json:"env,omitempty"`
 	Bounds
@@ -34,7 +34,7 @@ type Workspace struct {
 
 // CreateSnapshotRequest is the body of POST /v1/snapshots, which the existing forkd's clients have.
 type CreateSnapshotRequest struct {
-	Tag          string `json:"tag"`
+	Tag          string `json:"tag" pattern:"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"`
 	Kernel       string `json:"kernel"`
 	Rootfs       string `json:"rootfs"`
 	RW           bool   `json:"rw,omitempty"`

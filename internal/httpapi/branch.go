@@ -141,8 +141,11 @@ func branchSpec(req api.BranchRequest) (host.BranchSpec, error) {
 	default:
 		return spec, fmt.Errorf("%w: mode is %.20q; give auto, live, diff or full", host.ErrInvalid, req.Mode)
 	}
-	if req.Tag != "" {
-		if err := lineage.CheckTag(req.Tag); err != nil {
+	for _, tag := range []string{req.Tag, req.ParentTag} {
+		if tag == "" {
+			continue
+		}
+		if err := lineage.CheckTag(tag); err != nil {
 			return spec, err
 		}
 	}

@@ -62,7 +62,7 @@ func checkMedia(h http.Header) error {
 }
 
 func decodeText(text []byte, v any) error {
-	var given []string
+	given := map[string]bool{}
 	if len(bytes.TrimSpace(text)) > 0 {
 		var err error
 		if given, err = scan(text); err != nil {
@@ -72,18 +72,13 @@ func decodeText(text []byte, v any) error {
 			return badBody(err)
 		}
 	}
-	t := reflect.TypeOf(v).Elem()
-	for _, name := range required(t) {
-		if !slices.Contains(given, name) {
-			return &api.Error{Code: api.CodeInvalid, Message: fmt.Sprintf("body: field %s is missing", name)}
-		}
-	}
-	return checkFields(reflect.ValueOf(v).Elem(), given)
+	return checkObject(reflect.ValueOf(v).Elem(), "", given)
 }
 
-// scan goes through a body before it is decoded. It returns the names that its object has, and finds what decoding would
+// scan goes through a body before it is decoded. It returns what it gives, by JSON pointer, and finds what decoding would
 // take for something else: null for a field that was left out.
-func scan(text []byte) (names []string, err error) {
+func scan(text []byte) (given map[string]bool, err error) {
+	given = map[string]bool{}
 	d := jsontext.NewDecoder(bytes.NewReader(text))
 	if k := d.PeekKind(); k != '{' && k != jsontext.KindInvalid {
 		return nil, fmt.Errorf("it is %s", kindOf(k))
@@ -94,19 +89,19 @@ func scan(text []byte) (names []string, err error) {
 			return nil, err
 		}
 		depth := d.StackDepth()
-		_, n := d.StackIndex(depth)
+		kind, n := d.StackIndex(depth)
 		switch {
 		case depth == 0:
 			if _, err := d.ReadToken(); !errors.Is(err, io.EOF) {
 				return nil, errors.New("something follows the object")
 			}
-			return names, nil
+			return given, nil
 		case depth > maxDepth:
 			return nil, fmt.Errorf("nested deeper than %d levels", maxDepth)
 		case token.Kind() == 'n':
 			return nil, fmt.Errorf("%s is null; leave it out", where(d.StackPointer()))
-		case depth == 1 && token.Kind() == '"' && n%2 == 1:
-			names = append(names, token.String())
+		case kind == '{' && n%2 == 1: // a name
+			given[string(d.StackPointer())] = true
 		}
 	}
 }
@@ -202,23 +197,35 @@ func valueOf(e *json.SemanticError) string {
 	return kindOf(e.JSONKind)
 }
 
-// checkFields holds what was given against the tags of the fields: minimum, maximum, enum. They are in the OpenAPI
-// document as well.
-func checkFields(v reflect.Value, given []string) error {
+// checkObject holds what was given against the fields' tags: those that are required, minimum, maximum, enum, minLength,
+// minItems. They are in the OpenAPI document as well. Patterns are there only: those of names are held against by what
+// knows the names.
+func checkObject(v reflect.Value, at string, given map[string]bool) error {
+	for _, name := range required(v.Type()) {
+		if !given[at+"/"+name] {
+			return &api.Error{Code: api.CodeInvalid, Message: "body: " + where(jsontext.Pointer(at+"/"+name)) + " is missing"}
+		}
+	}
+	return checkFields(v, at, given)
+}
+
+func checkFields(v reflect.Value, at string, given map[string]bool) error {
 	t := v.Type()
 	for i := range t.NumField() {
 		f := t.Field(i)
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if f.Anonymous && name == "" && f.Type.Kind() == reflect.Struct {
-			if err := checkFields(v.Field(i), given); err != nil {
-				return err
-			}
-			continue
+		in := reflect.Indirect(v.Field(i))
+		var err error
+		switch path := at + "/" + name; {
+		case f.Anonymous && name == "" && in.Kind() == reflect.Struct:
+			err = checkFields(in, at, given)
+		case !given[path]:
+		case in.Kind() == reflect.Struct:
+			err = checkObject(in, path, given)
+		default:
+			err = checkField(strings.ReplaceAll(path[1:], "/", "."), f.Tag, in)
 		}
-		if !slices.Contains(given, name) {
-			continue
-		}
-		if err := checkField(name, f.Tag, reflect.Indirect(v.Field(i))); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -231,6 +238,9 @@ func checkField(name string, tag reflect.StructTag, v reflect.Value) error {
 		if !slices.Contains(choice, v.String()) {
 			return fmt.Errorf("%w: %s is %.40q; give %s", host.ErrInvalid, name, v.String(), orList(choice))
 		}
+	}
+	if v.Kind() == reflect.String && v.Len() == 0 && tag.Get("minLength") != "" || v.Kind() == reflect.Slice && v.Len() == 0 && tag.Get("minItems") != "" {
+		return fmt.Errorf("%w: %s is empty", host.ErrInvalid, name)
 	}
 	least, most := tag.Get("minimum"), tag.Get("maximum")
 	if least == "" && most == "" {

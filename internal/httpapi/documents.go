@@ -202,15 +202,17 @@ func fileDocuments() map[string]*document {
 	const base = " /v1/sandboxes/{id}/files"
 	file := func(others ...parameter) []parameter {
 		return append([]parameter{
-			{name: "path", about: "Relative ones and ~ begin in the user's home."},
+			{name: "path", required: true, pattern: `^[\s\S]`, form: "a path", about: "Relative ones and ~ begin in the user's home."},
 			{name: "user", about: "Who does it; without it the image's user."},
 		}, others...)
 	}
 	mode := parameter{name: "mode", about: "Permission bits in octal.", pattern: `^[0-7]{1,4}$`, form: "an octal number up to 7777"}
 	metadata := parameter{name: "X-Metadata-NAME", about: "Becomes metadata of the file. Any number of such headers."}
 	upload := func(id, about string) *document {
+		query := file(mode)
+		query[0].required, query[0].pattern = false, "" // a form has paths of its own
 		return &document{
-			id: id, about: about, query: file(mode), headers: []parameter{metadata}, media: []string{bytesType, "multipart/form-data"},
+			id: id, about: about, query: query, headers: []parameter{metadata}, media: []string{bytesType, "multipart/form-data"},
 			replies: ok([]api.File{}),
 		}
 	}

@@ -102,9 +102,9 @@ func generate(t *testing.T) []byte {
 	var doc struct { // in the order in which people read it
 		OpenAPI    string            `json:"openapi"`
 		Info       object            `json:"info"`
-		Servers    array              `json:"servers"`
-		Security   array              `json:"security"`
-		Tags       array              `json:"tags"`
+		Servers    array             `json:"servers"`
+		Security   array             `json:"security"`
+		Tags       array             `json:"tags"`
 		Paths      map[string]object `json:"paths"`
 		Components object            `json:"components"`
 	}
@@ -382,7 +382,11 @@ func pathParameter(path, name string) object {
 	if name == "id" && !strings.Contains(path, "/sandboxes/") {
 		what = "An id."
 	}
-	return object{"name": name, "in": "path", "required": true, "description": what, "schema": object{"type": "string", "minLength": 1}}
+	schema := object{"type": "string", "minLength": 1}
+	if name == "name" {
+		schema["pattern"] = tagPattern
+	}
+	return object{"name": name, "in": "path", "required": true, "description": what, "schema": schema}
 }
 
 func parameterObject(in string, p parameter) object {

@@ -1,7 +1,7 @@
 package httpapi
 
 import (
-	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"math"
 	"net/http"
@@ -24,7 +24,7 @@ const nextCursor = "X-Next-Cursor"
 func paged(others ...parameter) []parameter {
 	return append(others,
 		parameter{name: "limit", kind: integer, least: 1, most: maxPage, about: "At most so many; the header " + nextCursor + " has the cursor of the next page, if there is one."},
-		parameter{name: "cursor", pattern: `^[A-Za-z0-9_-]{1,600}$`, about: "Go on where the page ended that came with this cursor."},
+		parameter{name: "cursor", pattern: `^([0-9a-f]{2}){1,400}$`, form: "one that came with a page, or none to begin", about: "Go on where the page ended that came with this cursor."},
 	)
 }
 
@@ -37,7 +37,7 @@ func page[T any](w http.ResponseWriter, r *http.Request, list []T, key func(*T) 
 	}
 	slices.SortFunc(list, func(a, b T) int { return strings.Compare(key(&a), key(&b)) })
 	if text := q.Get("cursor"); text != "" {
-		after, err := base64.RawURLEncoding.Strict().DecodeString(text)
+		after, err := hex.DecodeString(text)
 		if err != nil {
 			return nil, fmt.Errorf("%w: cursor is %.40q; give one that came with a page, or none to begin", host.ErrInvalid, text)
 		}
@@ -48,7 +48,7 @@ func page[T any](w http.ResponseWriter, r *http.Request, list []T, key func(*T) 
 		return list, nil
 	}
 	list = list[:limit]
-	next := base64.RawURLEncoding.EncodeToString([]byte(key(&list[limit-1])))
+	next := hex.EncodeToString([]byte(key(&list[limit-1])))
 	q.Set("cursor", next)
 	w.Header().Set(nextCursor, next)
 	w.Header().Set("Link", "<"+(&url.URL{Path: r.URL.Path, RawQuery: q.Encode()}).String()+`>; rel="next"`)

@@ -106,13 +106,13 @@ func TestNewestFirst(t *testing.T) {
 func TestBadCursors(t *testing.T) {
 	h := testServer(t)
 	for _, path := range []string{"/v1/snapshots", "/v1/sandboxes", "/v1/images", "/v1/workspaces"} {
-		for _, q := range []string{"cursor=", "cursor=!", "cursor=%00", "cursor=YQ==", "cursor=YR", "cursor=" + strings.Repeat("A", 601), "limit=0", "limit=1001", "limit=x"} {
+		for _, q := range []string{"cursor=", "cursor=!", "cursor=%00", "cursor=6", "cursor=6G", "cursor=AB", "cursor=" + strings.Repeat("a", 802), "limit=0", "limit=1001", "limit=x"} {
 			if code, e := turnedDown(t, h, httptest.NewRequest(http.MethodGet, path+"?"+q, http.NoBody)); code != http.StatusBadRequest {
 				t.Errorf("%s?%s: %d %s", path, q, code, e.Message)
 			}
 		}
 		rec := httptest.NewRecorder()
-		h.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path+"?limit=5&cursor=YQ", http.NoBody))
+		h.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, path+"?limit=5&cursor=61", http.NoBody))
 		if rec.Code != http.StatusOK || strings.TrimSpace(rec.Body.String()) != "[]" {
 			t.Errorf("%s: %d %s", path, rec.Code, rec.Body)
 		}

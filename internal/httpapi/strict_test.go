@@ -56,12 +56,32 @@ func bodies(t *testing.T, f func(t *testing.T, method, path string, schema objec
 				continue
 			}
 			schema := media["schema"].(object)
-			if ref, ok := schema["$ref"].(string); ok {
-				schema = lookUp(doc, ref).(object)
-			}
+			schema = inPlace(doc, schema).(object)
 			t.Run(strings.ToUpper(method)+path, func(t *testing.T) { f(t, strings.ToUpper(method), example(path), schema) })
 		}
 	}
+}
+
+// inPlace is a schema with what it refers to.
+func inPlace(doc object, v any) any {
+	switch v := v.(type) {
+	case object:
+		if ref, ok := v["$ref"].(string); ok {
+			return inPlace(doc, lookUp(doc, ref))
+		}
+		out := object{}
+		for name, in := range v {
+			out[name] = inPlace(doc, in)
+		}
+		return out
+	case array:
+		out := array{}
+		for _, in := range v {
+			out = append(out, inPlace(doc, in))
+		}
+		return out
+	}
+	return v
 }
 
 func document3(t *testing.T) object {
@@ -208,7 +228,7 @@ func wrong(p object) []string {
 	kind, _ := p["type"].(string)
 	out := append([]string{"null", "[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]"}, of[kind]...)
 	for other, text := range good {
-		if other != kind && (kind != "number" || other != "integer") {
+		if other != kind && text != "" && (kind != "number" || other != "integer") {
 			out = append(out, text)
 		}
 	}
@@ -218,12 +238,32 @@ func wrong(p object) []string {
 	if most, ok := p["maximum"].(float64); ok {
 		out = append(out, plain(most+1), plain(1e18))
 	}
+	if pattern, ok := p["pattern"].(string); ok {
+		out = append(out, `"a/b"`, `"-a"`, `"a b"`, `"é"`, `"`+strings.Repeat("a", 65)+`"`)
+		if !strings.Contains(pattern, "?$") {
+			out = append(out, `""`)
+		}
+	}
+	if _, ok := p["minLength"]; ok {
+		out = append(out, `""`)
+	}
+	if _, ok := p["minItems"]; ok {
+		out = append(out, "[]")
+	}
 	if _, ok := p["enum"]; ok {
 		out = append(out, `""`, `"nosuch"`)
 	}
 	if items, ok := p["items"].(object); ok {
 		for _, bad := range wrong(items) {
 			out = append(out, "["+bad+"]")
+		}
+	}
+	if within, ok := p["properties"].(object); ok {
+		out = append(out, `{"nosuchfield":1}`)
+		for name, inner := range within {
+			for _, bad := range wrong(inner.(object)) {
+				out = append(out, fmt.Sprintf("{%q:%s}", name, bad))
+			}
 		}
 	}
 	if values, ok := p["additionalProperties"].(object); ok {
