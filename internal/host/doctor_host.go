@@ -127,7 +127,7 @@ func fileSystem(dir string) (string, unix.Statfs_t, error) {
 	if err := unix.Statfs(dir, &st); err != nil {
 		return "", st, fmt.Errorf("look at the file system of %s: %w", dir, err)
 	}
-	name, ok := fileSystems[int64(st.Type)]
+	name, ok := fileSystems[st.Type]
 	if !ok {
 		name = fmt.Sprintf("type %#x", st.Type)
 	}

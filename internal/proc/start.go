@@ -257,13 +257,3 @@ func limit(pid int, cmd *Command) error {
 	}
 	return nil
 }
-
-// becomeThread makes the calling thread, and no other, another user's. It must be about to end.
-func becomeThread(id uint32) error {
-	for _, call := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
-		if _, _, errno := unix.RawSyscall(call, uintptr(id), uintptr(id), uintptr(id)); errno != 0 {
-			return errno
-		}
-	}
-	return nil
-}
