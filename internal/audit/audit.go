@@ -42,7 +42,7 @@ type Phase string
 // Begin is of a line written before its request acts.
 const Begin Phase = "begin"
 
-// Objects are ids by kind: "sandbox", "snapshot", "image", …
+// Objects are ids by kind, such as "sandbox".
 type Objects map[string][]string
 
 // Add adds ids; the zero value may be added to.

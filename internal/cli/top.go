@@ -287,13 +287,13 @@ func (t *topScreen) picture(width, height int) string {
 		own, disk, cpu = own+r.MemoryOwnBytes, disk+r.DiskOwnBytes, cpu+r.CPUPercent
 		states[r.State]++
 	}
-	head := fmt.Sprintf("%d sandboxes", len(t.rows))
+	counts := []string{fmt.Sprintf("%d sandboxes", len(t.rows))}
 	for _, s := range []string{"running", "paused", "suspended", "failed"} {
 		if states[s] > 0 {
-			head += fmt.Sprintf(", %d %s", states[s], s)
+			counts = append(counts, fmt.Sprintf("%d %s", states[s], s))
 		}
 	}
-	head += fmt.Sprintf("   CPU %.0f%%   own memory %s   own disk %s", cpu, size(own), size(disk))
+	head := fmt.Sprintf("%s   CPU %.0f%%   own memory %s   own disk %s", strings.Join(counts, ", "), cpu, size(own), size(disk))
 	order := "by " + t.flags.sort
 	if t.reverse {
 		order += ", the other way round"

@@ -144,7 +144,7 @@ func TestRequiredAudit(t *testing.T) {
 			t.Errorf("%s: %d, want %d: %s", request, rec.Code, want, rec.Body)
 		}
 	}
-	socket := httptest.NewRequest("GET", "/v1/sandboxes/sbx/exec", nil)
+	socket := httptest.NewRequest(http.MethodGet, "/v1/sandboxes/sbx/exec", nil)
 	socket, _ = s.leave(socket, operation{pattern: "GET /v1/sandboxes/{id}/exec", scope: access.Use}, "req", time.Now())
 	if err := s.noteArgv(socket, "ls"); err == nil {
 		t.Error("a command over a WebSocket would be run")

@@ -16,7 +16,7 @@ import (
 // Operation is what was timed.
 type Operation string
 
-// Operations. The mode of each that has one:
+// Operations, and the modes of those that have some.
 const (
 	Fork      Operation = "fork"       // a request, all its children: "hot", "cold" (its image had to be unpacked), "writing" (it waited for a branch)
 	ForkChild Operation = "fork_child" // one of them, from its process to its confirmed identity

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"net/http"
 	"net/http/httptest"
 	"strings"
 	"sync"
@@ -13,7 +14,7 @@ import (
 func read(t *testing.T, m *Metrics) string {
 	t.Helper()
 	rec := httptest.NewRecorder()
-	m.Handler().ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
+	m.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	if rec.Code != 200 || !strings.HasPrefix(rec.Header().Get("Content-Type"), "text/plain; version=0.0.4") {
 		t.Fatalf("%d %s: %s", rec.Code, rec.Header(), rec.Body)
 	}
@@ -86,7 +87,7 @@ func TestConcurrentReaders(t *testing.T) {
 	for range maxReaders {
 		wg.Go(func() {
 			rec := httptest.NewRecorder()
-			m.Handler().ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
+			m.Handler().ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 			m.Took(ForkChild, "", OK, time.Millisecond)
 		})
 	}
