@@ -111,6 +111,9 @@ func machinesBelow(dir string) ([]*left, error) {
 		// Other users' processes cannot be read, and are none of ours. A directory removed meanwhile reads with a suffix.
 		cwd, err := os.Readlink(filepath.Join("/proc", e.Name(), "cwd"))
 		name, ok := strings.CutPrefix(cwd, resolved+"/")
+		if !ok { // In a jail the path is what it was named by, links and all.
+			name, ok = strings.CutPrefix(cwd, dir+"/")
+		}
 		if err != nil || !ok {
 			continue
 		}

@@ -133,8 +133,8 @@ func process(pid int, detail string) Leftover {
 	}
 }
 
-// machineDirName is how machineDir names them.
-var machineDirName = regexp.MustCompile(`/machines/[0-9a-f]{24}(/disk)? \(deleted\)$`)
+// machineDirName is how machineDir names them. A process in a jail works in a directory of that name which is its own, and stays.
+var machineDirName = regexp.MustCompile(`/machines/[0-9a-f]{24}(/disk)?( \(deleted\))?$`)
 
 // strandedProcesses are VM processes of this user whose home was removed under them: no daemon will ever find them.
 func (h *Host) strandedProcesses(context.Context) ([]Leftover, error) {

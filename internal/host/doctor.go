@@ -2,6 +2,7 @@ package host
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -66,7 +67,7 @@ func (h *Host) Doctor(ctx context.Context) Report {
 		[]Check{
 			capabilitiesCheck(f), confinementCheck(f), namespacesCheck(f), liveCheck(f), h.cgroupCheck(), clockCheck(),
 			memfdCheck(), h.memoryCheck(), storeCheck(h.cfg.Home.Root, h.cfg.Home.Temp()), h.diskCheck(), runtimeCheck(h.cfg.Home.Runtime),
-			toolCheck(), h.agentCheck(), filesCheck(), cacheCheck(h.cfg.Home.Cache()), h.imagesCheck(), h.daemonCheck(), h.leftoversCheck(),
+			toolCheck(), h.agentCheck(), filesCheck(), cacheCheck(h.cfg.Home.Cache()), h.imagesCheck(), h.daemonCheck(), h.leftoversCheck(ctx),
 		},
 	)
 	return r
@@ -82,11 +83,12 @@ func engineChecks(f *engine.Features, err error) []Check {
 	}
 	checks := []Check{{"engine", Pass, fmt.Sprintf("%s %s at %s, machine %s, CPU %s", f.Format.Engine, f.Format.Version, f.Binary,
 		f.Format.Machine, f.Format.CPUModel), ""}}
+	reason := cmp.Or(f.AcceleratorReason, "not usable")
 	if f.KVMUsable {
-		checks = append(checks, Check{"kvm", Pass, f.AcceleratorReason, ""})
+		checks = append(checks, Check{"kvm", Pass, reason, ""})
 	} else {
 		checks = append(checks, Check{
-			"kvm", Warn, f.AcceleratorReason,
+			"kvm", Warn, reason,
 			"everything works under software emulation, about ten times slower in the guest; use a host with hardware " +
 				"virtualization, and access to /dev/kvm (group kvm), for speed",
 		})

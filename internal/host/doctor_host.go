@@ -1,15 +1,14 @@
 package host
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -212,7 +211,7 @@ func cacheCheck(cache string) Check {
 			}
 		}
 	}
-	return Check{"kernels", Pass, fmt.Sprintf("%d fetched; all downloads take %s", len(kernels), mib(occupied(cache))), ""}
+	return Check{"kernels", Pass, fmt.Sprintf("%d fetched; all downloads take %s", len(kernels), mib(diskUsage(cache))), ""}
 }
 
 // imagesCheck says whether what is in the table is on disk, too.
@@ -233,22 +232,7 @@ func (h *Host) imagesCheck() Check {
 	case snapshots+images == 0:
 		return Check{"images", Skip, "none yet; make one with: forkd quickstart", ""}
 	}
-	return Check{"images", Pass, fmt.Sprintf("%d images, %d snapshots, layers of %s", images, snapshots, mib(occupied(h.cfg.Home.Layers()))), ""}
-}
-
-// occupied is what the files below a directory take on their disk.
-func occupied(dir string) int64 {
-	var sum int64
-	_ = filepath.WalkDir(dir, func(_ string, e fs.DirEntry, err error) error {
-		if err != nil {
-			return nil //nolint:nilerr // Gone meanwhile, or not for us to see: the sum is what it is.
-		}
-		if info, err := e.Info(); err == nil {
-			sum += blocks(info)
-		}
-		return nil
-	})
-	return sum
+	return Check{"images", Pass, fmt.Sprintf("%d images, %d snapshots, layers of %s", images, snapshots, mib(diskUsage(h.cfg.Home.Layers()))), ""}
 }
 
 // daemonCheck is about the process that answers.
@@ -273,36 +257,19 @@ func (h *Host) daemonCheck() Check {
 	return c
 }
 
-// leftoversCheck looks for what belongs to nothing any more.
-func (h *Host) leftoversCheck() Check {
-	h.mu.Lock()
-	known := map[string]bool{}
-	for _, s := range h.sandboxes {
-		s.mu.Lock()
-		known[s.dir] = true
-		s.mu.Unlock()
+// leftoversCheck counts what cleanup would remove.
+func (h *Host) leftoversCheck(ctx context.Context) Check {
+	all, err := h.Leftovers(ctx)
+	if err != nil {
+		return Check{"leftovers", Warn, err.Error(), "make the home readable to the daemon"}
 	}
-	h.mu.Unlock()
-	const settled = 10 * time.Minute // what is younger may be of a fork or build in progress
-	var left []string
-	for _, dir := range []string{h.cfg.Home.Machines(), h.cfg.Home.Temp()} {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			return Check{"leftovers", Warn, err.Error(), "make the directory readable to the daemon"}
-		}
-		for _, e := range entries {
-			path := filepath.Join(dir, e.Name())
-			if info, err := e.Info(); err == nil && !known[path] && time.Since(info.ModTime()) > settled {
-				left = append(left, path)
-			}
-		}
-	}
-	if len(left) == 0 {
+	all = slices.DeleteFunc(all, func(l Leftover) bool { return l.Kept })
+	if len(all) == 0 {
 		return Check{"leftovers", Pass, "none", ""}
 	}
 	return Check{
-		"leftovers", Warn, fmt.Sprintf("%d files or directories that belong to nothing, the first %s", len(left), left[0]),
-		"forkd cleanup shows them; unless a long build is going on",
+		"leftovers", Warn, fmt.Sprintf("%d, the first a %s: %s, %s", len(all), all[0].Kind, all[0].Name, all[0].Detail),
+		"look at them with: forkd cleanup, and remove them with: forkd cleanup --yes",
 	}
 }
 
@@ -317,11 +284,4 @@ func capabilitiesCheck(f *engine.Features) Check {
 		}
 	}
 	return Check{"capabilities", Pass, "background snapshots and a filter of system calls are built in", ""}
-}
-
-func blocks(info fs.FileInfo) int64 {
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		return st.Blocks * 512
-	}
-	return 0
 }
