@@ -466,7 +466,7 @@ func replaceFile(path string, text []byte) (err error) {
 	}
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
-		return nil //nolint:nilerr // the new content is there; only its survival of a power cut now is open
+		return nil // the new content is there; only its survival of a power cut now is open
 	}
 	_ = dir.Sync()
 	return dir.Close()

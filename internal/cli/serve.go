@@ -43,7 +43,7 @@ func (a *App) serve() *cobra.Command {
 			return err
 		},
 	}
-	a.settings.flags(cmd)
+	a.addSettings(cmd)
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "log every request")
 	cmd.Flags().BoolVar(&background, "background", false, "report to the process that started this one")
 	_ = cmd.Flags().MarkHidden("background")
@@ -197,7 +197,7 @@ func (a *App) daemonStart() *cobra.Command {
 		Use: "start", Short: "Start it, if it is not running", Args: cobra.NoArgs, RunE: a.doDaemonStart,
 		Long: "Start the daemon in the background, if it is not running. It sees the environment of this command; see forkd serve.",
 	}
-	a.settings.flags(cmd)
+	a.addSettings(cmd)
 	return cmd
 }
 

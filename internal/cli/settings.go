@@ -31,14 +31,14 @@ func daemonSettings() settings {
 	}
 }
 
-// flags gives a command the flags of the settings.
-func (s *settings) flags(cmd *cobra.Command) {
+// addSettings gives a command the flags of a daemon's settings.
+func (a *App) addSettings(cmd *cobra.Command) {
 	all := daemonSettings()
 	for _, x := range all {
 		cmd.Flags().StringVar(&x.value, x.flag, "", x.usage+" (environment: "+x.variable+")")
 		x.given = func() bool { return cmd.Flags().Changed(x.flag) }
 	}
-	*s = append(*s, all...)
+	a.settings = append(a.settings, all...)
 }
 
 // given are the flags that were given.

@@ -77,14 +77,24 @@ func callers(t *testing.T, s *Server) []caller {
 	}
 	_, expired := makeToken(t, s, access.Spec{Scope: access.Admin, TTL: time.Nanosecond})
 	all := []caller{
-		{name: "none"}, {name: "wrong", token: "fkd_tk00000000_x"}, {name: "revoked", token: revoked}, {name: "expired", token: expired},
-		{name: "read", token: one(access.Read, "")}, {name: "use", token: one(access.Use, "")},
-		{name: "manage", token: one(access.Manage, "")}, {name: "admin", token: one(access.Admin, "")},
-		{name: "its-read", token: one(access.Read, "sba")}, {name: "its-use", token: one(access.Use, "sba")},
+		{name: "none"},
+		{name: "wrong", token: "fkd_tk00000000_x"},
+		{name: "revoked", token: revoked},
+		{name: "expired", token: expired},
+		{name: "read", token: one(access.Read, "")},
+		{name: "use", token: one(access.Use, "")},
+		{name: "manage", token: one(access.Manage, "")},
+		{name: "admin", token: one(access.Admin, "")},
+		{name: "its-read", token: one(access.Read, "sba")},
+		{name: "its-use", token: one(access.Use, "sba")},
 		{name: "its-manage", token: one(access.Manage, "sba")},
-		{name: "other's", token: one(access.Manage, "sbb")}, {name: "gone's", token: one(access.Manage, "sbc")},
-		{name: "owner", on: access.Peer(7, 7)}, {name: "root", on: access.Peer(0, 7)}, {name: "stranger", on: access.Peer(8, 7)},
-		{name: "stranger+admin", on: access.Peer(8, 7)}, {name: "owner+read", on: access.Owner(), token: one(access.Read, "")},
+		{name: "other's", token: one(access.Manage, "sbb")},
+		{name: "gone's", token: one(access.Manage, "sbc")},
+		{name: "owner", on: access.Peer(7, 7)},
+		{name: "root", on: access.Peer(0, 7)},
+		{name: "stranger", on: access.Peer(8, 7)},
+		{name: "stranger+admin", on: access.Peer(8, 7)},
+		{name: "owner+read", on: access.Owner(), token: one(access.Read, "")},
 	}
 	for i := range all {
 		if all[i].name == "stranger+admin" {

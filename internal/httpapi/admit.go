@@ -27,13 +27,18 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, op operation) (ad
 			Hint: "over TCP a token opens it: forkd serve --bind, forkd token create",
 		}
 	}
-	ctx, done := r.Context(), func() {}
+	done = func() {}
 	if shown, ok := bearer(r); ok || who.Scope == access.None {
-		if who, ctx, done, err = s.checkToken(w, r, shown, ok); err != nil {
-			return r, func() {}, err
+		token, gone, err := s.checkToken(w, r, shown, ok)
+		if err != nil {
+			return r, done, err
 		}
+		who = token.Principal()
+		var ctx context.Context
+		ctx, done = withToken(r.Context(), token, gone)
+		r = r.WithContext(ctx)
 	}
-	r = r.WithContext(access.With(ctx, who))
+	r = r.WithContext(access.With(r.Context(), who))
 	if !who.May(op.scope, op.sandboxOf(r, who)) {
 		return r, done, refused(who, op)
 	}
@@ -116,10 +121,8 @@ func protocolToken(r *http.Request) (string, bool) {
 }
 
 // checkToken finds whose token it is. It says nothing about what was shown, which may be a secret mistyped.
-func (s *Server) checkToken(w http.ResponseWriter, r *http.Request, shown string, guess bool) (access.Principal, context.Context, func(), error) {
-	fail := func(err error) (access.Principal, context.Context, func(), error) {
-		return access.Principal{}, nil, nil, err
-	}
+func (s *Server) checkToken(w http.ResponseWriter, r *http.Request, shown string, guess bool) (access.Token, <-chan struct{}, error) {
+	fail := func(err error) (access.Token, <-chan struct{}, error) { return access.Token{}, nil, err }
 	now := time.Now()
 	from := remote(r)
 	token, gone, err := s.Tokens.Check(shown)
@@ -148,8 +151,7 @@ func (s *Server) checkToken(w http.ResponseWriter, r *http.Request, shown string
 		return fail(unauthorized(err))
 	}
 	s.failures.Succeeded(from, id, now)
-	ctx, done := withToken(r.Context(), token, gone)
-	return token.Principal(), ctx, done, nil
+	return token, gone, nil
 }
 
 var errSandboxGone = errors.New("the token's sandbox is gone")

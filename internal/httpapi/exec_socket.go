@@ -129,7 +129,7 @@ func (x *socket) serve(ctx context.Context) error {
 	beside.Go(func() { x.ping(ctx) })
 	end, err := run(ctx)
 	if ctx.Err() != nil {
-		x.abandon(ctx, start) //nolint:contextcheck // it outlives the request's
+		x.abandon(ctx, start)
 		return nil
 	}
 	if err != nil {
@@ -364,7 +364,7 @@ func (x *socket) tell(ctx context.Context, e api.ExecEvent) error {
 // fail tells why it goes no further.
 func (x *socket) fail(ctx context.Context, err error) error {
 	if ctx.Err() != nil || errors.Is(err, errLeft) {
-		return nil
+		return nil //nolint:nilerr // nobody is there to be told
 	}
 	code := websocket.StatusInternalError
 	e := callFailed(err)

@@ -60,7 +60,7 @@ func execServer(t *testing.T) (url string, dir string) {
 	return server.URL + "/exec", dir
 }
 
-func post(t *testing.T, url, accept string, req api.ExecRequest) *http.Response {
+func post(t *testing.T, url, accept string, req api.ExecRequest) *answer {
 	t.Helper()
 	body, err := json.Marshal(req)
 	if err != nil {
@@ -77,7 +77,7 @@ func post(t *testing.T, url, accept string, req api.ExecRequest) *http.Response 
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = resp.Body.Close() })
-	return resp
+	return &answer{resp.Status, resp.StatusCode, resp.Header, resp.ContentLength, resp.Body}
 }
 
 // toldEvents is a stream of events as a text that tests compare with.
@@ -124,7 +124,7 @@ func TestExecStream(t *testing.T) {
 		{api.ExecRequest{Args: sh("kill -TERM $$")}, "start true\nexit 143 15 signal: terminated false \n"},
 	} {
 		resp := post(t, url, jsonLines, tt.req)
-		if got := toldEvents(t, resp.Body); got != tt.want || resp.StatusCode != 200 {
+		if got := toldEvents(t, resp.Body); got != tt.want || resp.StatusCode != http.StatusOK {
 			t.Errorf("%v: %d\n%s, want\n%s", tt.req, resp.StatusCode, got, tt.want)
 		}
 	}
@@ -137,7 +137,7 @@ func TestExecStream(t *testing.T) {
 		req    api.ExecRequest
 	}{{jsonLines, api.ExecRequest{}}, {jsonLines, api.ExecRequest{Args: []string{"/no/such"}}}, {"", api.ExecRequest{Args: []string{"true"}, Base64: true}}} {
 		resp := post(t, url, tt.accept, tt.req)
-		if resp.StatusCode != 400 || resp.Header.Get("Content-Type") != "application/json" {
+		if resp.StatusCode != http.StatusBadRequest || resp.Header.Get("Content-Type") != "application/json" {
 			t.Errorf("%+v: %d, %s", tt, resp.StatusCode, resp.Header.Get("Content-Type"))
 		}
 	}
@@ -325,7 +325,7 @@ func TestExecSocketRefusals(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	for _, headers := range [][]string{{}, {"Upgrade", "websocket"}, {"Upgrade", "websocket", "Connection", "Upgrade"}} {
-		if a := ask(t, http.MethodGet, url, nil, headers...); a.StatusCode != 400 {
+		if a := ask(t, http.MethodGet, url, nil, headers...); a.StatusCode != http.StatusBadRequest {
 			t.Errorf("%v: %d", headers, a.StatusCode)
 		}
 	}
