@@ -3,10 +3,13 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -92,10 +95,31 @@ func leftovers(home string) []string {
 	if _, err := os.Lstat(filepath.Join(home, "forkd.sock")); err == nil {
 		left = append(left, "forkd.sock")
 	}
+	for _, dir := range groupsOf(home) {
+		left = append(left, dir)
+	}
 	for _, pid := range machinesOf(home) {
 		left = append(left, fmt.Sprintf("process %d", pid))
 	}
 	return left
+}
+
+// groupsOf finds the control groups of a home's VM processes, and the directory they are in.
+func groupsOf(home string) []string {
+	resolved, err := filepath.EvalSymlinks(home)
+	if err != nil {
+		return nil
+	}
+	sum := sha256.Sum256([]byte(resolved))
+	name := "forkd-" + hex.EncodeToString(sum[:6])
+	var found []string
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.Contains(path+"/", "/"+name+"/") {
+			found = append(found, path)
+		}
+		return nil //nolint:nilerr // Groups come and go.
+	})
+	return found
 }
 
 // machinesOf finds VM processes by their working directory.

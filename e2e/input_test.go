@@ -97,7 +97,7 @@ func TestBadBodies(t *testing.T) {
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":"python-numpy","n":1e99}`, 400},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":"python-numpy","n":0}`, 400},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":"python-numpy","ttl_seconds":-1}`, 400},
-		{"POST", "/v1/sandboxes", `{"snapshot_tag":"python-numpy","memory_limit_mib":256}`, 501},
+		{"POST", "/v1/sandboxes", `{"snapshot_tag":"python-numpy","memory_limit_mib":-1}`, 400},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":"python-numpy"} {}`, 400},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":"python-numpy","env":{"A=B":"x"}}`, 400},
 		{"POST", "/v1/sandboxes", `{"snapshot_tag":"../../etc"}`, 400},

@@ -97,6 +97,7 @@ type ancestor struct {
 	others      bool // processes are in it besides the daemon
 	own         bool // it is the daemon's own group
 	threaded    bool
+	taken       bool // groups of this name are made in it already
 }
 
 // wanted are the controllers that a place should have.
@@ -121,6 +122,9 @@ func choose(up []ancestor) (best int, why string) {
 		if reason != "" {
 			reasons = append(reasons, fmt.Sprintf("%s %s", a.dir, reason))
 			continue
+		}
+		if a.taken { // What a place hands down its children can hand down as well, and would be chosen next time.
+			return i, ""
 		}
 		n := 0
 		for _, c := range wanted() {

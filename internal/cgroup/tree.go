@@ -141,6 +141,10 @@ func (t *Tree) open2(m mount, own, disk string) {
 		return
 	}
 	up := ancestors(m.at, dir)
+	for i := range up {
+		_, err := os.Stat(filepath.Join(up[i].dir, t.name))
+		up[i].taken = err == nil
+	}
 	i, why := choose(up)
 	if i < 0 {
 		t.lack(why, wanted()...)

@@ -226,6 +226,9 @@ func wrong(p object) []string {
 	}
 	good := map[string]string{"string": `"1"`, "boolean": "true", "integer": "1", "number": "1.5", "array": "[]", "object": "{}"}
 	kind, _ := p["type"].(string)
+	if _, ok := p["$ref"]; ok { // all that are named are objects
+		kind = "object"
+	}
 	out := append([]string{"null", "[[[[[[[[[[[[[[[[[[[[]]]]]]]]]]]]]]]]]]]]"}, of[kind]...)
 	for other, text := range good {
 		if other != kind && text != "" && (kind != "number" || other != "integer") {
