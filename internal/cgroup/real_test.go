@@ -192,7 +192,7 @@ func (r *running) end() {
 
 func group(t *testing.T, tr *Tree, name string, l Limits) *Group {
 	t.Helper()
-	g, err := tr.Make(name, l)
+	g, err := tr.Make(name, l, Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +343,7 @@ func TestNone(t *testing.T) {
 	if err := tr.Check(Limits{CPUs: 1}); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "cpu: it was switched off") {
 		t.Errorf("refused with %v", err)
 	}
-	g, err := tr.Make("x", Limits{MemoryBytes: 1})
+	g, err := tr.Make("x", Limits{MemoryBytes: 1}, Limits{})
 	if g != nil || err != nil {
 		t.Fatalf("a group %v, %v", g, err)
 	}

@@ -278,21 +278,26 @@ func (t *Tree) Check(l Limits) error {
 	return nil
 }
 
-// dirsOf are the directories of a group, each once, with the controllers there.
-func (t *Tree) dirsOf(id string) map[Controller]string {
+// dirsOf are the directories of a group, with the controllers there. Groups of processor time in version 1 are for those
+// alone whose time is limited: all in them share one part of it with everything outside, which has a part for each process.
+func (t *Tree) dirsOf(id string, timed bool) map[Controller]string {
 	dirs := map[Controller]string{}
 	for c, d := range t.dirs {
+		if t.version == 1 && !timed && d == t.dirs[CPU] {
+			continue
+		}
 		dirs[c] = filepath.Join(d, id)
 	}
 	return dirs
 }
 
-// Make makes a group of a name that is no other's. Of limits those are kept that can be: see Check. Nil without a place.
-func (t *Tree) Make(id string, l Limits) (*Group, error) {
+// Make makes a group of a name that is no other's, bounded by l now and maybe by what later has with Set. Of limits those
+// are kept that can be: see Check. Nil without a place.
+func (t *Tree) Make(id string, l, later Limits) (*Group, error) {
 	if t.version == 0 {
 		return nil, nil
 	}
-	g := &Group{tree: t, id: id, dirs: t.dirsOf(id)}
+	g := &Group{tree: t, id: id, dirs: t.dirsOf(id, l.CPUs > 0 || later.CPUs > 0)}
 	for _, dir := range g.each() {
 		if err := makeDir(dir); err != nil {
 			return nil, errors.Join(fmt.Errorf("make control group: %w", err), g.Remove())

@@ -111,7 +111,7 @@ func (h *Host) group(s *sandbox) (*cgroup.Entry, error) {
 		born.PIDs = usualPIDs
 	}
 	var err error
-	if s.cgroup, err = h.cfg.Groups.Make(filepath.Base(s.dir), born); err != nil {
+	if s.cgroup, err = h.cfg.Groups.Make(filepath.Base(s.dir), born, s.limits); err != nil {
 		return nil, err
 	}
 	return s.cgroup.Entry()
