@@ -154,7 +154,8 @@ func (t *trail) written(r *http.Request) audit.Entry {
 	defer t.mu.Unlock()
 	t.entry.Principal, t.entry.Token = who.Name, who.TokenID
 	if who.Name == "" {
-		t.entry.Principal = "nobody"
+		shown, _ := bearer(r)
+		t.entry.Principal, t.entry.Token = "nobody", access.ShownID(shown)
 	}
 	return t.entry
 }
