@@ -45,10 +45,19 @@ func (h *Host) find(id string) (*sandbox, error) {
 
 // SandboxID is the whole id of the sandbox that a beginning of one, or a workspace's name, means; what names none stays as it is.
 func (h *Host) SandboxID(id string) string {
-	if s, err := h.find(id); err == nil {
-		return s.id
+	if whole, err := h.FindSandbox(id); err == nil {
+		return whole
 	}
 	return id
+}
+
+// FindSandbox is the same, and says so when there is none.
+func (h *Host) FindSandbox(id string) (whole string, err error) {
+	s, err := h.find(id)
+	if err != nil {
+		return "", err
+	}
+	return s.id, nil
 }
 
 // Kill ends a sandbox and frees everything it held.

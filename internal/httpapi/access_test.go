@@ -30,11 +30,14 @@ func guarded(t *testing.T) (*Server, http.Handler) {
 	}
 	s := &Server{
 		Log: slog.New(slog.DiscardHandler), Tokens: tokens,
-		failures: access.Failures{Burst: 1 << 20}, find: func(id string) error {
-			if id != "sba" && id != "sbb" {
-				return host.ErrNotFound
+		failures: access.Failures{Burst: 1 << 20}, find: func(id string) (string, error) {
+			switch id {
+			case "sba", "sbb":
+				return id, nil
+			case "name": // of a workspace
+				return "sba", nil
 			}
-			return nil
+			return "", host.ErrNotFound
 		},
 	}
 	mux := http.NewServeMux()
@@ -296,6 +299,36 @@ func TestTokenEndsWork(t *testing.T) {
 			}
 		}
 		<-ended
+	}
+}
+
+// TestNamesOfSandboxes: a token opens a sandbox, by whatever name, and not a name.
+func TestNamesOfSandboxes(t *testing.T) {
+	s, _ := guarded(t)
+	handler := s.router(append(s.tokenOperations(), operation{
+		"GET /v1/sandboxes/{id}", access.Read, "", func(w http.ResponseWriter, r *http.Request) error {
+			return reply(w, http.StatusOK, r.PathValue("id"))
+		},
+	}))
+	rec := httptest.NewRecorder()
+	r := httptest.NewRequest(http.MethodPost, "/v1/sandboxes/name/tokens", strings.NewReader("{}"))
+	handler.ServeHTTP(rec, r.WithContext(access.With(r.Context(), access.Owner())))
+	var made api.Token
+	if err := json.Unmarshal(rec.Body.Bytes(), &made); err != nil || made.Sandbox != "sba" {
+		t.Fatalf("%v: %s", err, rec.Body)
+	}
+	for id, want := range map[string]int{"sba": 200, "name": 200, "sbb": 403, "sbc": 403} {
+		rec := httptest.NewRecorder()
+		handler.ServeHTTP(rec, caller{token: made.Token}.asks(http.MethodGet, "/v1/sandboxes/"+id))
+		if rec.Code != want || want == 200 && strings.TrimSpace(rec.Body.String()) != `"sba"` {
+			t.Errorf("%s: %d %s, want %d", id, rec.Code, rec.Body, want)
+		}
+	}
+	s.find = func(string) (string, error) { return "sbb", nil } // another has the name now
+	rec = httptest.NewRecorder()
+	handler.ServeHTTP(rec, caller{token: made.Token}.asks(http.MethodGet, "/v1/sandboxes/name"))
+	if rec.Code != http.StatusUnauthorized {
+		t.Errorf("%d %s", rec.Code, rec.Body)
 	}
 }
 

@@ -39,21 +39,27 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, op operation) (ad
 		r = r.WithContext(ctx)
 	}
 	r = r.WithContext(access.With(r.Context(), who))
-	if !who.May(op.scope, op.sandboxOf(r, who)) {
+	if !who.May(op.scope, s.sandboxOf(r, op, who)) {
 		return r, done, refused(who, op)
 	}
 	return r, done, nil
 }
 
-// sandboxOf is the sandbox that a request is about, or "".
-func (op operation) sandboxOf(r *http.Request, who access.Principal) string {
-	if op.pattern == "GET /version" { // what a client asks first, whatever its token opens
+// sandboxOf is the sandbox that a request is about, or "". It is asked for where it matters: of a token that opens one
+// alone. The request then has its whole id, so that what it names cannot be another one a moment later.
+func (s *Server) sandboxOf(r *http.Request, op operation, who access.Principal) string {
+	if who.Sandbox == "" || op.pattern == "GET /version" { // what a client asks first, whatever its token opens
 		return who.Sandbox
 	}
-	if _, path, _ := strings.Cut(op.pattern, " "); path == sandboxPath || strings.HasPrefix(path, sandboxPath+"/") {
-		return r.PathValue("id")
+	if _, path, _ := strings.Cut(op.pattern, " "); path != sandboxPath && !strings.HasPrefix(path, sandboxPath+"/") {
+		return ""
 	}
-	return ""
+	whole, err := s.findSandbox(r.PathValue("id"))
+	if err != nil {
+		return ""
+	}
+	r.SetPathValue("id", whole)
+	return whole
 }
 
 const sandboxPath = "/v1/sandboxes/{id}"

@@ -31,7 +31,7 @@ type Server struct {
 
 	failures access.Failures
 	replies  replies
-	find     func(sandbox string) error // in tests; nil: the host knows
+	find     func(sandbox string) (whole string, err error) // in tests; nil: the host knows
 }
 
 // Handler is the whole API.

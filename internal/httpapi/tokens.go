@@ -57,7 +57,8 @@ func (s *Server) createToken(w http.ResponseWriter, r *http.Request) error {
 	}
 	spec.By = access.FromContext(r.Context())
 	if spec.Sandbox != "" {
-		if err := s.findSandbox(spec.Sandbox); err != nil {
+		// A name or the beginning of an id may come to mean another sandbox; the token must not.
+		if spec.Sandbox, err = s.findSandbox(spec.Sandbox); err != nil {
 			return err
 		}
 	}
@@ -94,7 +95,8 @@ func tokenSpec(req api.TokenRequest) (access.Spec, error) {
 func (s *Server) tokens(w http.ResponseWriter, r *http.Request) error {
 	id := r.PathValue("id")
 	if id != "" {
-		if err := s.findSandbox(id); err != nil {
+		var err error
+		if id, err = s.findSandbox(id); err != nil {
 			return err
 		}
 	}
@@ -109,7 +111,14 @@ func (s *Server) tokens(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) revokeToken(w http.ResponseWriter, r *http.Request) error {
-	if err := s.Tokens.Revoke(r.PathValue("token"), r.PathValue("id")); err != nil {
+	id := r.PathValue("id")
+	if id != "" {
+		var err error
+		if id, err = s.findSandbox(id); err != nil {
+			return err
+		}
+	}
+	if err := s.Tokens.Revoke(r.PathValue("token"), id); err != nil {
 		return fmt.Errorf("revoke: %w", err)
 	}
 	noteTouched(r, "token", r.PathValue("token"))
@@ -134,12 +143,15 @@ func tokenView(t access.Token) api.Token {
 // pruneTokens forgets the tokens of sandboxes that are gone, however they went. They are refused before that, too.
 func (s *Server) pruneTokens() error { return s.Tokens.Prune(s.sandboxGone) }
 
-func (s *Server) sandboxGone(id string) bool { return errors.Is(s.findSandbox(id), host.ErrNotFound) }
+func (s *Server) sandboxGone(id string) bool {
+	whole, err := s.findSandbox(id)
+	return errors.Is(err, host.ErrNotFound) || err == nil && whole != id
+}
 
-func (s *Server) findSandbox(id string) error {
+// findSandbox is the whole id of the sandbox that is meant.
+func (s *Server) findSandbox(id string) (string, error) {
 	if s.find != nil {
 		return s.find(id)
 	}
-	_, err := s.Host.Sandbox(id)
-	return err
+	return s.Host.FindSandbox(id)
 }
