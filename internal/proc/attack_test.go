@@ -487,3 +487,22 @@ func TestJailsLeaveTheDaemonAlone(t *testing.T) {
 		}
 	}
 }
+
+// TestJailedDevice: a device that is named can be used in a jail, whoever may open the host's.
+func TestJailedDevice(t *testing.T) {
+	testenv.Need(t, "root")
+	if _, err := os.Stat("/dev/kvm"); err != nil {
+		t.Skip(err)
+	}
+	j := newJailer(t)
+	for named, want := range map[string]string{"/dev/kvm": "/dev/kvm: <nil>\n", os.DevNull: "no such file"} {
+		cmd := command("open " + strconv.Itoa(os.O_RDWR) + " /dev/kvm")
+		cmd.Jail, cmd.RefuseCalls = &Jail{Jailer: j, ID: 3_100_000_000 + uint32(os.Getpid())}, true
+		cmd.Confine = &Confine{ReadWrite: []string{named}}
+		p := start1(t, cmd)
+		wait(t, p)
+		if got := string(p.Output()); !strings.Contains(got, want) && !strings.Contains(got, "permission denied") || named == "/dev/kvm" && got != want {
+			t.Errorf("with %s: %s want %s", named, got, want)
+		}
+	}
+}
