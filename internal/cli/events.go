@@ -22,7 +22,8 @@ func (a *App) events() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "events", Short: "Print what has happened to sandboxes, snapshots and builds, and what happens", Args: cobra.NoArgs,
 		Long: "Print what the daemon has told since it started, the oldest first: some thousands of events are kept. With -f go on\n" +
-			"with what happens. Who reads too slowly is told how many events are missing. With --json one object a line.\n\n" +
+			"with what happens, also when another daemon takes over. Who reads too slowly is told how many events are missing.\n" +
+			"With --json one object a line.\n\n" +
 			"Types: sandbox.forked, .adopted, .paused, .resumed, .suspended, .woken, .failed, .ended; snapshot.created, .ready,\n" +
 			".failed, .removed; build.started, .finished; daemon.started, .stopping; events.lost.",
 		Example: "  forkd events -f -n 0\n  forkd events --type sandbox.failed --type sandbox.ended\n  forkd events --json --since 1796012345678901",
@@ -54,7 +55,43 @@ func (a *App) events() *cobra.Command {
 }
 
 func (a *App) doEvents(ctx context.Context, c *client.Client, opts client.EventOptions) error {
-	err := c.Events(ctx, opts, func(e api.Event) error {
+	for {
+		err := a.printEvents(ctx, c, &opts)
+		switch {
+		case !opts.Follow:
+			return err
+		case !absent(err):
+			return unlessDone(ctx, err)
+		}
+		opts.Tail = nil // of the next, all it has told
+		a.progress("forkd: %v; waiting for the next daemon", err)
+		if err := a.awaitDaemon(ctx, c); err != nil {
+			return unlessDone(ctx, err)
+		}
+	}
+}
+
+// awaitDaemon returns when a daemon answers; it starts none.
+func (a *App) awaitDaemon(ctx context.Context, c *client.Client) error {
+	tick := time.NewTicker(500 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		_, err := c.Version(ctx)
+		if !absent(err) {
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// printEvents prints one daemon's events, and notes where it has come to.
+func (a *App) printEvents(ctx context.Context, c *client.Client, opts *client.EventOptions) error {
+	return c.Events(ctx, *opts, func(e api.Event) error {
+		opts.Since, opts.Tail = &e.Sequence, nil
 		if !a.json {
 			_, err := io.WriteString(a.Out, eventLine(e)+"\n")
 			return err
@@ -66,10 +103,6 @@ func (a *App) doEvents(ctx context.Context, c *client.Client, opts client.EventO
 		_, err = a.Out.Write(escapeJSON(append(text, '\n')))
 		return err
 	})
-	if opts.Follow {
-		return unlessDone(ctx, err)
-	}
-	return err
 }
 
 // eventLine is an event for people.

@@ -24,6 +24,7 @@ import (
 	"forkd.dev/forkd/internal/agentbin"
 	"forkd.dev/forkd/internal/cgroup"
 	"forkd.dev/forkd/internal/engine/qemu"
+	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/host"
 	"forkd.dev/forkd/internal/httpapi"
 	"forkd.dev/forkd/internal/layout"
@@ -273,6 +274,11 @@ func serve(ctx context.Context, cfg Config, s *httpapi.Server, l net.Listener, t
 	case <-ctx.Done():
 	}
 	cfg.Log.Info("stopping")
+	reason := "its sandboxes run on"
+	if errors.Is(context.Cause(ctx), ErrEndSandboxes) {
+		reason = "its sandboxes end"
+	}
+	s.Host.Events().Emit(events.Event{Type: events.DaemonStopping, Reason: reason}) // while somebody listens
 	// Calls into guests last as long as the guest likes: they are cut, not waited for.
 	cancel()
 	stopCtx, stop := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)

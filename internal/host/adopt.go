@@ -419,7 +419,6 @@ func (h *Host) Leave(ctx context.Context) error {
 		unsettled = append(unsettled, w)
 	}
 	h.mu.Unlock()
-	h.events.Emit(events.Event{Type: events.DaemonStopping, Reason: "its sandboxes run on"})
 	for _, w := range unsettled {
 		if err := w.wait(ctx); err != nil && ctx.Err() != nil {
 			break

@@ -199,7 +199,6 @@ func (h *Host) Close(ctx context.Context) error {
 	h.mu.Unlock()
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
-	h.events.Emit(events.Event{Type: events.DaemonStopping, Reason: "its sandboxes end"})
 	for i, s := range all {
 		wg.Go(func() {
 			errs[i] = h.end(s)

@@ -37,7 +37,7 @@ func allowed() map[string][]string {
 		},
 		"internal/e2bapi": {"api", "internal/host", "internal/guest/wire"},
 		"internal/daemon": {
-			"api", "internal/access", "internal/audit", "internal/cgroup", "internal/engine", "internal/engine/qemu", "internal/host", "internal/httpapi",
+			"api", "internal/access", "internal/audit", "internal/cgroup", "internal/engine", "internal/engine/qemu", "internal/events", "internal/host", "internal/httpapi",
 			"internal/image", "internal/layout", "internal/metrics", "internal/store", "internal/agentbin",
 		},
 

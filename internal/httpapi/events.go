@@ -38,12 +38,19 @@ func (s *Server) listen(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	for {
-		e, ok := from.Now()
-		if !ok && !follow {
+		// A daemon that stops cancels; who may not read on is told why.
+		if err := context.Cause(r.Context()); err != nil && !errors.Is(err, context.Canceled) {
+			return err
+		}
+		e, ok := from.Now() // when the daemon stops, up to the last
+		if !ok && (!follow || r.Context().Err() != nil) {
 			return nil
 		}
 		if !ok {
-			if e, err = s.await(r.Context(), out, from); err != nil {
+			if e, err = s.await(r.Context(), out, from); err != nil && r.Context().Err() != nil {
+				continue
+			}
+			if err != nil {
 				return err
 			}
 		}
