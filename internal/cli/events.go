@@ -51,6 +51,9 @@ func (a *App) events() *cobra.Command {
 	cmd.Flags().StringArrayVar(&opts.Types, "type", nil, "only these, such as sandbox.failed, or sandbox for all of sandboxes (repeatable)")
 	cmd.Flags().StringArrayVar(&opts.Sandboxes, "sandbox", nil, "only those of this sandbox, by its whole id (repeatable)")
 	cmd.Flags().StringArrayVar(&opts.Snapshots, "snapshot", nil, "only those of this snapshot and of sandboxes forked from it (repeatable)")
+	a.completeTagFlag(cmd, "snapshot")
+	completeFlag(cmd, "sandbox", a.completeSandboxes(0))
+	completeWords(cmd, "type", "sandbox", "snapshot", "build", "daemon", "sandbox.failed", "sandbox.ended", "snapshot.ready", "snapshot.failed")
 	return cmd
 }
 

@@ -53,7 +53,7 @@ func (a *App) top() *cobra.Command {
 	cmd.Flags().DurationVarP(&f.interval, "interval", "d", 2*time.Second, "how often to look")
 	cmd.Flags().StringVar(&f.sort, "sort", "cpu", "by what: "+strings.Join(topOrderNames(), ", "))
 	cmd.Flags().StringArrayVarP(&f.labels, "label", "l", nil, "only sandboxes with this label, KEY=VALUE (repeatable)")
-	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions(topOrderNames(), cobra.ShellCompDirectiveNoFileComp))
+	completeWords(cmd, "sort", topOrderNames()...)
 	return cmd
 }
 
