@@ -247,6 +247,46 @@ func diskOf(file string) (string, error) {
 	return strings.TrimSpace(string(number)), nil
 }
 
+// Headroom is how much memory a new group may take before a limit of a group above it is reached; false: there is no limit.
+// The kernel's cache of files counts as free, as far as it was not used lately.
+func (t *Tree) Headroom() (bytes int64, limited bool) {
+	dir, top := t.dirs[Memory], t.mounts[Memory].at
+	if dir == "" {
+		return 0, false
+	}
+	limit, now, cache := "memory.max", "memory.current", "inactive_file"
+	if t.version == 1 {
+		limit, now, cache = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+	}
+	for d := dir; len(d) > len(top); d = filepath.Dir(d) {
+		most, err := number(filepath.Join(d, limit))
+		if err != nil || most >= noLimit {
+			continue
+		}
+		used, err := number(filepath.Join(d, now))
+		if err != nil {
+			continue
+		}
+		stat, _ := os.ReadFile(filepath.Join(d, "memory.stat"))
+		left := max(most-used+fields(string(stat))[cache], 0)
+		if !limited || left < bytes {
+			bytes, limited = left, true
+		}
+	}
+	return bytes, limited
+}
+
+// noLimit is what version 1 shows where there is none: the most that it can count, in whole pages.
+const noLimit = 1 << 62
+
+func number(path string) (int64, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64) // "max" is none
+}
+
 // Version of the control groups that are used: 2, 1, or 0 for none.
 func (t *Tree) Version() int { return t.version }
 

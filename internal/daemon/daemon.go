@@ -39,6 +39,9 @@ type Config struct {
 	JailIDs      qemu.IDs
 	Cgroups      string // auto, off
 	MaxSandboxes int
+	MaxForks     int
+	MemoryKept   int64
+	DiskKept     int64
 	HotMaxBytes  int64
 	StepMaxBytes int64
 	Network      Network
@@ -62,6 +65,9 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 		return n
 	}
 	c.MaxSandboxes = int(number("FORKD_MAX_SANDBOXES", 1))
+	c.MaxForks = int(number("FORKD_MAX_FORKS", 1))
+	c.MemoryKept = number("FORKD_MEMORY_RESERVE_BYTES", 1)
+	c.DiskKept = number("FORKD_DISK_RESERVE_BYTES", 1)
 	c.HotMaxBytes = number("FORKD_HOT_MAX_BYTES", 1)
 	c.StepMaxBytes = number("FORKD_STEP_MAX_BYTES", 1)
 	c.Accelerator = getenv("FORKD_ACCELERATOR")
@@ -196,6 +202,7 @@ func openHost(ctx context.Context, cfg Config, ad advert, m *meters) (*host.Host
 	return host.Open(ctx, host.Config{
 		Home: cfg.Home, Engine: eng, Agent: agent, Log: cfg.Log, MaxSandboxes: cfg.MaxSandboxes, HotMaxBytes: cfg.HotMaxBytes,
 		StepMaxBytes: cfg.StepMaxBytes, Took: m.took, Groups: cfg.groups(),
+		MaxForks: cfg.MaxForks, MemoryReserve: cfg.MemoryKept, DiskReserve: cfg.DiskKept,
 		Changed: func(tags []string) {
 			if err := ad.write(tags); err != nil {
 				cfg.Log.Warn("advertise tags", "error", err)

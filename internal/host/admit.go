@@ -10,6 +10,9 @@ import (
 	"strings"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/store"
 )
 
@@ -19,8 +22,8 @@ const (
 	// childOwn is what a child is expected to have of its own: its VM process with the translation cache, and the pages
 	// it writes. Measured with the default parent: about 30 MiB after the first evaluation.
 	childOwn = 48 << 20
-	// reserve stays free for the host.
-	reserve = 256 << 20
+	// memoryReserve stays free for the host, if nothing else was said.
+	memoryReserve = 256 << 20
 )
 
 // admit promises room for n children of m and one hot image, or says what is short. The image of a branch that is being
@@ -31,9 +34,12 @@ func (h *Host) admit(_ context.Context, m store.Snapshot, writing *writing, n in
 	if h.closed {
 		return nil, ErrClosed
 	}
-	if have := len(h.sandboxes) + h.forking; have+n > h.cfg.MaxSandboxes {
+	if have := h.running() + h.forking; have+n > h.cfg.MaxSandboxes {
 		return nil, hint(fmt.Errorf("%w: %d sandboxes would run, the most is %d and %d run now", ErrExhausted, have+n,
 			h.cfg.MaxSandboxes, have), "end some with: forkd kill ID")
+	}
+	if err := h.roomOnDisk(n); err != nil {
+		return nil, err
 	}
 	need := int64(n) * childOwn
 	if writing == nil && !h.hot.has(m) {
@@ -55,6 +61,52 @@ func (h *Host) admit(_ context.Context, m store.Snapshot, writing *writing, n in
 		h.promised -= need
 		h.mu.Unlock()
 	}), nil
+}
+
+// running is how many sandboxes have a machine, or had one and are not ended. The caller holds mu.
+func (h *Host) running() int {
+	n := 0
+	for _, s := range h.sandboxes {
+		if !s.is(lineage.Suspended) {
+			n++
+		}
+	}
+	return n
+}
+
+const (
+	// childDisk is what a child is expected to write on its disk at least. Measured: 12 KiB when it is awake, and what its
+	// user writes then.
+	childDisk = 1 << 20
+	// Of the store's file system so much is left for what runs already, and for the layers of its branches.
+	diskReserve     = 1 << 30
+	diskReservePart = 50
+)
+
+// roomOnDisk says whether n children may begin to write on the store's disk.
+func (h *Host) roomOnDisk(n int) error {
+	free, size, err := h.cfg.Disk(h.cfg.Home.Root)
+	if err != nil {
+		return fmt.Errorf("read free space of the store: %w", err)
+	}
+	keep := min(int64(diskReserve), size/diskReservePart)
+	if h.cfg.DiskReserve > 0 {
+		keep = h.cfg.DiskReserve
+	}
+	if need := int64(n)*childDisk + keep; free < need {
+		return hint(fmt.Errorf("%w: %d children may write on the store's disk, which has %s free and keeps %s", ErrExhausted, n, mib(free),
+			mib(keep)), "remove what nobody needs: forkd rmi, forkd images rm, forkd cleanup; or fork fewer")
+	}
+	return nil
+}
+
+// diskSpace is the free space and the size of a file system.
+func diskSpace(path string) (free, size int64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return 0, 0, err
+	}
+	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil
 }
 
 // admitCopy promises room for the copy of a machine's memory. The caller calls done once the copy has been made, or will
@@ -88,7 +140,10 @@ func (h *Host) roomFor(need int64, keep string) (left int64, err error) {
 		if err != nil {
 			return 0, fmt.Errorf("read available memory: %w", err)
 		}
-		left := available - h.promised - reserve - need
+		if limit, limited := h.cfg.Groups.Headroom(); limited {
+			available = min(available, limit)
+		}
+		left := available - h.promised - h.cfg.MemoryReserve - need
 		if left >= 0 || !h.hot.evictColdest(keep) {
 			return left, nil
 		}

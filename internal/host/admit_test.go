@@ -9,7 +9,7 @@ import (
 func TestMemoryIsPromisedOnce(t *testing.T) {
 	const available = 1 << 30
 	h := fakeHost(t, newFakeEngine(), func(c *Config) { c.Available = func() (int64, error) { return available, nil } })
-	const most = available - reserve
+	const most = available - memoryReserve
 	first, err := h.admitCopy(most - 1)
 	if err != nil {
 		t.Fatal(err)
@@ -53,7 +53,7 @@ func TestColdImagesMakeRoom(t *testing.T) {
 	if h.hotBytes() == 0 {
 		t.Fatal("nothing is hot")
 	}
-	done, err := h.admitCopy(1<<30 - reserve)
+	done, err := h.admitCopy(1<<30 - memoryReserve)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -531,7 +531,7 @@ func TestCopyIsAdmitted(t *testing.T) {
 	available := int64(64 << 30)
 	h := fakeHost(t, newFakeEngine(), func(c *Config) { c.Available = func() (int64, error) { return available, nil } })
 	id := forkOneOf(t, h, fakeTag)
-	available = reserve
+	available = memoryReserve
 	if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x"}); !errors.Is(err, ErrExhausted) {
 		t.Errorf("branch: %v", err)
 	}

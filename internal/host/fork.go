@@ -62,6 +62,10 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) (results []ForkResult, e
 	if err := spec.check(m); err != nil {
 		return nil, err
 	}
+	if spec.N > h.cfg.MaxForks {
+		return nil, hint(fmt.Errorf("%w: %d children in one call, this daemon makes at most %d", ErrExhausted, spec.N, h.cfg.MaxForks),
+			"fork fewer at once")
+	}
 	features, err := h.Features(ctx)
 	if err != nil {
 		return nil, err

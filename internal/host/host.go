@@ -28,10 +28,13 @@ type Config struct {
 	Agent  []byte // the guest agent's program for the guest's architecture; empty: builds are refused
 	Log    *slog.Logger
 
-	MaxSandboxes int   // running at once; 0: 1000
-	HotMaxBytes  int64 // memory images kept ready; 0: half of the host's memory
-	StepMaxBytes int64 // steps of builds kept that no snapshot stands on; 0: 16 GiB
-	Parallel     int   // children restored at once; 0: one a CPU
+	MaxSandboxes  int   // at once, but for suspended ones; 0: 1000
+	MaxForks      int   // of one call; 0: 1000
+	MemoryReserve int64 // of the host's memory that sandboxes do not get; 0: 256 MiB
+	DiskReserve   int64 // of the store's disk that new ones do not get; 0: 2 % of it, at most 1 GiB
+	HotMaxBytes   int64 // memory images kept ready; 0: half of the host's memory
+	StepMaxBytes  int64 // steps of builds kept that no snapshot stands on; 0: 16 GiB
+	Parallel      int   // children restored at once; 0: one a CPU
 
 	// Groups are the control groups that VM processes are put into; nil: none.
 	Groups *cgroup.Tree
@@ -41,6 +44,8 @@ type Config struct {
 	Took func(what Timed, mode string, how Outcome, took time.Duration)
 	// Available is the host's memory that can be had without swapping, in bytes. Nil: /proc/meminfo.
 	Available func() (int64, error)
+	// Disk is the free space and the size of the file system of a path. Nil: as the kernel says.
+	Disk func(path string) (free, size int64, err error)
 }
 
 // Limits of requests.
@@ -124,6 +129,15 @@ func withDefaults(cfg Config) Config {
 	}
 	if cfg.Groups == nil {
 		cfg.Groups = cgroup.Open(cgroup.Config{Off: true})
+	}
+	if cfg.MaxForks == 0 {
+		cfg.MaxForks = MaxForkN
+	}
+	if cfg.MemoryReserve == 0 {
+		cfg.MemoryReserve = memoryReserve
+	}
+	if cfg.Disk == nil {
+		cfg.Disk = diskSpace
 	}
 	if cfg.Available == nil {
 		cfg.Available = availableMemory

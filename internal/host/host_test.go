@@ -177,7 +177,7 @@ func TestAdmission(t *testing.T) {
 	e := newFakeEngine()
 	h := fakeHost(t, e, func(c *Config) {
 		c.MaxSandboxes = 3
-		c.Available = func() (int64, error) { return reserve + 2*childOwn + fakeMemory, nil }
+		c.Available = func() (int64, error) { return memoryReserve + 2*childOwn + fakeMemory, nil }
 	})
 	if _, err := h.Fork(t.Context(), ForkSpec{Tag: fakeTag, N: 4}); !errors.Is(err, ErrExhausted) {
 		t.Errorf("beyond the count: %v", err)

@@ -10,6 +10,7 @@ import (
 
 	"forkd.dev/forkd/internal/cgroup"
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/image"
 )
 
 // Limits bound what a sandbox takes of the host: its VM process, with the guest in it. Zero bounds nothing.
@@ -47,6 +48,12 @@ func checkLimits(l Limits) error {
 		return invalid("io limit of %d requests a second: the least is %d", l.IORequests, leastIORate)
 	}
 	return nil
+}
+
+// recipeLimits are what a recipe says of what is forked of its snapshot.
+func recipeLimits(r *image.Recipe) Limits {
+	l := r.Limits
+	return Limits{MemoryBytes: l.MemoryBytes, CPUs: l.CPUs, PIDs: l.PIDs, IOBytes: l.IOBytes, IORequests: l.IORequests}
 }
 
 // over are limits where those that were asked for come before a snapshot's own.

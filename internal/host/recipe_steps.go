@@ -100,6 +100,9 @@ func (b *build) tag(ctx context.Context, step store.Snapshot) (store.Snapshot, e
 	m := step
 	m.Tag, m.CreatedAt, m.Source = b.spec.Tag, time.Now().UTC().Round(time.Millisecond), b.digest()
 	m.Recipe, m.RecipeText = b.recipe.Name, string(b.spec.Recipe)
+	if l := recipeLimits(b.recipe); l != (Limits{}) { // else those of what it stands on
+		m.Limits = l
+	}
 	if err := b.h.enterSnapshot(ctx, m, state, b.spec.Replace); err != nil {
 		return store.Snapshot{}, err
 	}

@@ -25,6 +25,7 @@ type Recipe struct {
 	Run      []string          // shell commands, as root inside a VM, in order; no network
 	Init     string            // "systemd": the image's own, started before the warm-up; default "": none
 	Machine  Machine
+	Limits   Limits
 	Warmup   *Warmup // nil: the snapshot is of a freshly booted machine
 }
 
@@ -167,6 +168,7 @@ func (d *decoder) recipe(n *node, r *Recipe) {
 			}
 		},
 		"machine": func(n *node) { d.machine(n, &r.Machine) },
+		"limits":  func(n *node) { d.limits(n, &r.Limits) },
 		"warmup":  func(n *node) { context, r.Warmup = n.key("context"), d.warmup(n) },
 	})
 	switch debianBase := r.From.Kind == KindDebian; {
