@@ -506,3 +506,29 @@ func TestJailedDevice(t *testing.T) {
 		}
 	}
 }
+
+// TestJailedCopy: what only root may read is there, and the original is as it was.
+func TestJailedCopy(t *testing.T) {
+	testenv.Need(t, "root")
+	path := filepath.Join(t.TempDir(), "kernel")
+	if err := os.WriteFile(path, make([]byte, 3<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for copied, want := range map[bool]string{true: "<nil>\n", false: "permission denied"} {
+		cmd := command("open " + strconv.Itoa(os.O_RDONLY) + " " + path)
+		cmd.Jail, cmd.RefuseCalls = &Jail{Jailer: newJailer(t), ID: 3_100_000_000 + uint32(os.Getpid())}, true
+		cmd.Confine = &Confine{ReadOnly: []string{path}}
+		if copied {
+			cmd.Jail.Copies = []string{path}
+		}
+		p := start1(t, cmd)
+		wait(t, p)
+		if got := string(p.Output()); !strings.Contains(got, want) {
+			t.Errorf("copied %v: %s want %s", copied, got, want)
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode() != 0o600 {
+		t.Errorf("the file is %v now: %v", info, err)
+	}
+}

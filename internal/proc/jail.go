@@ -41,6 +41,8 @@ type Jail struct {
 	Jailer *Jailer
 	// ID is the child's user and only group. It is used with Jailer.Privileged alone, and must be nobody else's.
 	ID uint32
+	// Copies are files that the child may read though its user may not: it finds a copy of each at its path.
+	Copies []string
 }
 
 // spaces are the namespaces that a child gets besides its mounts'.

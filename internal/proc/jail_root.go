@@ -3,6 +3,7 @@ package proc
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -146,17 +147,21 @@ type piece struct {
 	path   string
 	fd     int // a mount, or -1
 	write  bool
+	copy   *os.File    // what is to be copied instead of mounted
 	mode   os.FileMode // of what is there on the host
 	device uint64
 }
 
 // enterMounts moves the thread into a root directory made for one child, and into new namespaces of the other kinds.
 func (j *Jailer) enterMounts(cmd *Command) error {
-	pieces, err := j.pieces(cmd.Confine)
+	pieces, err := j.pieces(cmd.Confine, cmd.Jail.Copies)
 	defer func() {
 		for _, p := range pieces {
 			if p.fd >= 0 {
 				_ = unix.Close(p.fd)
+			}
+			if p.copy != nil {
+				_ = p.copy.Close()
 			}
 		}
 	}()
@@ -188,11 +193,18 @@ func (j *Jailer) enterMounts(cmd *Command) error {
 }
 
 // pieces are what a child gets besides the base, those above others first. On failure the caller closes what there is.
-func (j *Jailer) pieces(c *Confine) ([]piece, error) {
+func (j *Jailer) pieces(c *Confine, copies []string) ([]piece, error) {
 	if c == nil {
 		return nil, nil
 	}
 	var all []piece
+	for _, path := range copies {
+		f, err := os.Open(path)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, piece{path: filepath.Clean(path), fd: -1, copy: f})
+	}
 	add := func(path string, attributes uint64) error {
 		path = filepath.Clean(path)
 		write := attributes&unix.MOUNT_ATTR_RDONLY == 0
@@ -252,6 +264,9 @@ func (r *childRoot) put(p *piece, owner int) error {
 	if p.mode == os.ModeDevice {
 		return r.putDevice(p, owner)
 	}
+	if p.copy != nil {
+		return r.putCopy(p)
+	}
 	if p.mode == os.ModeDir {
 		if err := r.makeDir(p.path); err != nil {
 			return err
@@ -271,6 +286,18 @@ func (r *childRoot) putDevice(p *piece, owner int) error {
 		return fmt.Errorf("make a device: %w", err)
 	}
 	return os.Lchown(p.path, owner, owner)
+}
+
+func (r *childRoot) putCopy(p *piece) error {
+	if err := r.makeDir(filepath.Dir(p.path)); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(p.path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o444)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(f, p.copy)
+	return errors.Join(err, f.Close())
 }
 
 func (r *childRoot) makeFile(path string) error {
@@ -299,7 +326,8 @@ func (r *childRoot) makeDir(dir string) error {
 		if area == "/dev" {
 			attributes &^= unix.MOUNT_ATTR_NODEV
 		}
-		fd, err := newMount("tmpfs", attributes, "mode", "0755", "size", "1m", "nr_inodes", "1k")
+		// Only root can write there, which is this thread until it has filled it.
+		fd, err := newMount("tmpfs", attributes, "mode", "0755", "nr_inodes", "1k")
 		if err != nil {
 			return err
 		}

@@ -167,11 +167,7 @@ func (h *host) programs() []string {
 // hand makes what a machine may open its user's. What it stands on stays the daemon's and becomes readable: who is to be
 // kept from it does not get into the home, which is private.
 func hand(spec *engine.Spec, m mode, id uint32) error {
-	below := slices.Clone(spec.Disk.Backing)
-	if m == coldBoot {
-		below = append(below, spec.Boot.Kernel, spec.Boot.Initrd)
-	}
-	for _, path := range below {
+	for _, path := range spec.Disk.Backing {
 		info, err := os.Stat(path)
 		if err != nil {
 			return err
@@ -197,6 +193,25 @@ func hand(spec *engine.Spec, m mode, id uint32) error {
 		}
 	}
 	return give(spec.Disk.Path, id)
+}
+
+// copies are the files that a machine boots from which its user may not read. They may be anybody's, so they are left as
+// they are.
+func copies(boot *engine.Boot) ([]string, error) {
+	if boot == nil {
+		return nil, nil
+	}
+	var list []string
+	for _, path := range []string{boot.Kernel, boot.Initrd} {
+		info, err := os.Stat(path)
+		if err != nil {
+			return nil, err
+		}
+		if info.Mode()&0o004 == 0 {
+			list = append(list, path)
+		}
+	}
+	return list, nil
 }
 
 // give makes a file a machine's own.

@@ -64,6 +64,9 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		if err := hand(spec, m, jail.ID); err != nil {
 			return nil, err
 		}
+		if jail.Copies, err = copies(spec.Boot); err != nil {
+			return nil, err
+		}
 	}
 	process, err := proc.Start(ctx, &proc.Command{
 		Path: host.binary,
