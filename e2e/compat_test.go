@@ -24,7 +24,7 @@ const (
 // TCP with a token.
 func TestPublishedClients(t *testing.T) {
 	f := copied(t)
-	venv := publishedClients(t)
+	venv := pythonPrograms(t, publishedSDK, publishedMCP)
 	var token api.Token
 	f.json(&token, "token", "create", "clients", "--scope", "manage")
 	f.run("daemon", "stop")
@@ -55,8 +55,8 @@ func TestPublishedClients(t *testing.T) {
 	}
 }
 
-// publishedClients installs them into a virtual environment. It skips where there is no Python or no index of packages.
-func publishedClients(t *testing.T) (venv string) {
+// pythonPrograms installs packages into a virtual environment. It skips where there is no Python or no index of packages.
+func pythonPrograms(t *testing.T, packages ...string) (venv string) {
 	t.Helper()
 	testenv.Need(t, "python3", "net")
 	venv = filepath.Join(t.TempDir(), "venv")
@@ -64,10 +64,12 @@ func publishedClients(t *testing.T) (venv string) {
 	defer cancel()
 	for _, args := range [][]string{
 		{"python3", "-m", "venv", venv},
-		{filepath.Join(venv, "bin", "pip"), "install", "--quiet", "--no-compile", "--disable-pip-version-check", "--retries", "1", "--timeout", "10", publishedSDK, publishedMCP},
+		append([]string{
+			filepath.Join(venv, "bin", "pip"), "install", "--quiet", "--no-compile", "--disable-pip-version-check", "--retries", "1", "--timeout", "10",
+		}, packages...),
 	} {
 		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil { //nolint:gosec // Words of ours.
-			testenv.Missing(t, "pypi", "the published clients cannot be installed: "+lastLine(string(out)))
+			testenv.Missing(t, "pypi", strings.Join(packages, ", ")+" cannot be installed: "+lastLine(string(out)))
 		}
 	}
 	return venv

@@ -60,6 +60,10 @@ func (s *Server) signal(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}
+	process := call.Select(r.PathValue("process"))
+	if process == (wire.ProcessSelector{}) { // 0, which the guest takes for none
+		return fmt.Errorf("signal process 0: %w; give a pid or a tag", host.ErrNotFound)
+	}
 	number, err := signalNumber(req.Signal)
 	if err != nil {
 		return err
@@ -69,7 +73,7 @@ func (s *Server) signal(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	err = call.Signal(r.Context(), conn, wire.SendSignalRequest{
-		Process: call.Select(r.PathValue("process")), Signal: number, Group: req.Group, Tree: req.Tree,
+		Process: process, Signal: number, Group: req.Group, Tree: req.Tree,
 	})
 	if err != nil {
 		return fmt.Errorf("signal: %w", err)

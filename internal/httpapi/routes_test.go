@@ -93,6 +93,7 @@ func TestRefusals(t *testing.T) {
 		{"GET /v1/sandboxes/sbaa/processes?ended=maybe", "", 400, api.CodeInvalid, "true or false"},
 		{"POST /v1/sandboxes/sbaa/processes/web/signal", "", 404, api.CodeNotFound, "sbaa"},
 		{"POST /v1/sandboxes/sbaa/processes/web/signal", `{"signal":"NOPE"}`, 400, api.CodeInvalid, "NOPE"},
+		{"POST /v1/sandboxes/sbaa/processes/00/signal", `{}`, 404, api.CodeNotFound, "process 0"},
 		{"GET /v1/sandboxes/sbaa/logs?follow=true", "", 404, api.CodeNotFound, "sbaa"},
 		{"GET /v1/sandboxes/sbaa/logs?follow=maybe", "", 400, api.CodeInvalid, "true or false"},
 		{"DELETE /v1/snapshots/t?force=maybe", "", 400, api.CodeInvalid, "true or false"},
