@@ -316,7 +316,7 @@ func testNoSecrets(t *testing.T, r *remote) {
 
 // TestPlainTCP: on loopback nothing need be encrypted, and nothing of a wrong beginning lasts.
 func TestPlainTCP(t *testing.T) {
-	f := alone(t)
+	f := alone(t, "FORKD_BIND=127.0.0.1:0") // which does not keep the first token from being made
 	token := strings.TrimSpace(f.run("token", "create"))
 	f.run("daemon", "stop")
 	f.run("daemon", "start", "--bind", "127.0.0.1:0")

@@ -41,6 +41,14 @@ func (a *App) addSettings(cmd *cobra.Command) {
 	a.settings = append(a.settings, all...)
 }
 
+// socketOnly has a daemon that this command starts serve its unix socket alone, whatever the environment says: the first
+// token is made there, and without one there is no TCP.
+func (a *App) socketOnly() {
+	for _, variable := range []string{"FORKD_BIND", "FORKD_TLS_CERT", "FORKD_TLS_KEY"} {
+		a.settings = append(a.settings, &setting{variable: variable, given: func() bool { return true }})
+	}
+}
+
 // given are the flags that were given.
 func (s settings) given() (flags []string) {
 	for _, x := range s {

@@ -46,6 +46,7 @@ func (a *App) tokenCreate() *cobra.Command {
 				return usage("--expires is %s; give a time from now, such as 24h", expires)
 			}
 			req.TTLSeconds = expires.Seconds()
+			a.socketOnly()
 			return a.withDaemon(cmd.Context(), func(c *client.Client) error {
 				t, err := c.CreateToken(cmd.Context(), req)
 				if err != nil {

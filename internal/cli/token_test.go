@@ -85,4 +85,10 @@ func TestSettings(t *testing.T) {
 	if diff := cmp.Diff([]string{"--bind", "--tls-key"}, a.settings.given()); diff != "" {
 		t.Error(diff)
 	}
+	first := &App{}
+	first.socketOnly()
+	got = first.settings.environ([]string{"FORKD_BIND=0.0.0.0:2", "FORKD_TLS_CERT=/c"})
+	if diff := cmp.Diff([]string{"FORKD_BIND=", "FORKD_TLS_CERT=", "FORKD_TLS_KEY="}, got); diff != "" {
+		t.Error(diff)
+	}
 }
