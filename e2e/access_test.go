@@ -128,6 +128,7 @@ func TestAccess(t *testing.T) {
 		}
 	})
 	t.Run("terminal", func(t *testing.T) { testSocketTerminal(t, r, mine, its) })
+	t.Run("stream", func(t *testing.T) { testExecStream(t, r, mine) })
 	// From here on this address has shown many wrong tokens: only those are heard that were good before.
 	t.Run("every route", func(t *testing.T) { testEveryRoute(t, r, mine, other) })
 	t.Run("killed daemon", func(t *testing.T) {
@@ -274,6 +275,43 @@ func testSocketTerminal(t *testing.T, r *remote, id, token string) {
 	if got := r.as(token).run("exec", id, "--", "true"); got != "" {
 		t.Errorf("%q", got)
 	}
+}
+
+// testExecStream follows a command, and takes the token away in the middle of it.
+func testExecStream(t *testing.T, r *remote, id string) {
+	token := r.token("follower", "--sandbox", id)
+	body := `{"args": ["sh", "-c", "echo one; echo two >&2; while :; do sleep 0.1; done"], "tag": "endless", "timeout_secs": 60}`
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "https://127.0.0.1:"+r.port+"/v1/sandboxes/"+id+"/exec", strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range map[string]string{"Authorization": "Bearer " + token, "Accept": "application/x-ndjson", "Content-Type": "application/json"} {
+		req.Header.Set(name, value)
+	}
+	resp, err := r.client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	seen := map[string]string{}
+	for d := json.NewDecoder(resp.Body); ; {
+		var e api.ExecEvent
+		if err := d.Decode(&e); err != nil {
+			t.Fatalf("%v after %v", err, seen)
+		}
+		seen[e.Type] += e.Text
+		if e.Type == "error" {
+			if e.Code != api.CodeUnauthorized {
+				t.Errorf("%+v", e)
+			}
+			break
+		}
+		if seen["stdout"] == "one\n" && seen["stderr"] == "two\n" {
+			r.run("token", "revoke", "follower")
+		}
+	}
+	// It goes on without its caller, and can be ended.
+	r.run("signal", id, "endless", "KILL")
 }
 
 // testNoSecrets looks for tokens wherever the daemon writes, and where everybody may look.
