@@ -197,7 +197,7 @@ type Sandbox struct {
 	DiskSharedBytes   int64 `json:"disk_shared_bytes,omitempty"`
 
 	Bounds
-	MemoryLimitMiB int64 `json:"memory_limit_mib,omitempty"` // the limit of memory, for the existing forkd's clients
+	MemoryLimitMiB *int64 `json:"memory_limit_mib"` // the limit of memory, for the existing forkd's clients
 
 	ReadyMS      float64      `json:"ready_ms,omitempty"`  // request to awake, waiting for siblings included
 	WaitedMS     float64      `json:"waited_ms,omitempty"` // of that, for the memory of a snapshot that was still being written

@@ -68,8 +68,11 @@ func TestMemoryWish(t *testing.T) {
 	}
 	defer f.run("kill", list[0].ID)
 	s := list[0]
-	if s.MemoryLimitMiB < s.MemoryBytes>>20+64 || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "raised to "+strconv.FormatInt(s.MemoryLimitMiB, 10)) {
-		t.Errorf("a limit of %d MiB for %d MiB, said %q", s.MemoryLimitMiB, s.MemoryBytes>>20, s.Warnings)
+	if s.MemoryLimitMiB == nil {
+		t.Fatalf("no limit: %q", s.Warnings)
+	}
+	if limit := *s.MemoryLimitMiB; limit < s.MemoryBytes>>20+64 || len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], "raised to "+strconv.FormatInt(limit, 10)) {
+		t.Errorf("a limit of %d MiB for %d MiB, said %q", limit, s.MemoryBytes>>20, s.Warnings)
 	}
 }
 

@@ -60,13 +60,15 @@ def use():
     check("two children", len(children) == 2 and len({s["id"] for s in children}) == 2, children)
     a, b = (s["id"] for s in children)
     for s in children:
-        fields("a sandbox", s, "snapshot_tag", "netns", "guest_addr", "created_at_unix", "pid", "has_branched",
+        fields("a sandbox", s, "snapshot_tag", "netns", "guest_addr", "created_at_unix", "pid", "memory_limit_mib", "has_branched",
                "last_branch_memory_path", "branch_count")
         check("its snapshot", s["snapshot_tag"] == TAG and s["pid"] > 0 and s["branch_count"] == 0 and not s["has_branched"], s)
     check("both are listed", {a, b} <= {s["id"] for s in c.list_sandboxes()})
     check("one is shown", c.get_sandbox(a)["id"] == a)
-    limited = spawn(TAG, hugepages=True, live_fork=True)[0]
-    check("huge pages: a warning", "hugepages" in limited["warnings"][0], limited)
+    limited = spawn(TAG, memory_limit_mib=256, hugepages=True, live_fork=True)[0]
+    said = " ".join(limited["warnings"])
+    check("what was not granted is said", "hugepages" in said and "memory_limit_mib: 256" in said, limited)
+    check("a limit below the machine's memory is raised, or not held", (limited["memory_limit_mib"] or 512) >= 512, limited)
 
     out = c.exec_command(a, ["sh", "-c", "echo out; echo err >&2; exit 7"])
     check("exec", (out["stdout"], out["stderr"], out["exit_code"]) == ("out\n", "err\n", 7), out)

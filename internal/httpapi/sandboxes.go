@@ -109,7 +109,10 @@ func sandbox(v host.View) api.Sandbox {
 		BranchCount: v.Branches, LatestBranch: v.LatestBranch, HasBranched: v.Branches > 0, Workspace: v.Workspace,
 		Confinement: v.Layers,
 	}
-	out.Bounds, out.MemoryLimitMiB, out.Warnings = boundsOf(v), v.Limits.MemoryBytes>>20, v.Warnings
+	out.Bounds, out.Warnings = boundsOf(v), v.Warnings
+	if v.Limits.MemoryBytes > 0 {
+		out.MemoryLimitMiB = new(v.Limits.MemoryBytes >> 20)
+	}
 	if !v.Expires.IsZero() {
 		out.ExpiresAtUnix = v.Expires.Unix()
 	}
