@@ -35,6 +35,13 @@ agent: setup-build ## the guest agent, embedded by the next build
 build: agent ## bin/forkd
 	$(GO) build -trimpath -buildvcs=false -ldflags='-s -w -X main.version=$(VERSION)' -o bin/forkd ./cmd/forkd
 
+.PHONY: install uninstall
+install: build ## bin/forkd, completions and the service below $DESTDIR$PREFIX (/usr/local)
+	scripts/install
+
+uninstall: ## take that away again; what forkd has stored stays
+	scripts/install --remove
+
 .PHONY: demo
 demo: setup-demo build ## install what is missing, build, and run `forkd quickstart`
 	bin/forkd quickstart

@@ -314,6 +314,12 @@ func (c *chaos) verifyTags(n int, killed string) {
 func (c *chaos) counts() map[string]int {
 	c.t.Helper()
 	id := c.child(firedTag) // so that all there is to be warmed is warm
+	group := ""
+	for part := range strings.SplitSeq(readFile(c.t, fmt.Sprintf("/proc/%d/cgroup", c.sandbox(id).PID)), "/") {
+		if group == "" && strings.HasPrefix(part, "forkd-") {
+			group = "/" + part // of this home
+		}
+	}
 	c.run("kill", id)
 	pid := c.status().PID
 	entries := func(dir string) int {
@@ -337,7 +343,7 @@ func (c *chaos) counts() map[string]int {
 	}
 	groups := 0
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.Contains(path, "forkd") {
+		if err == nil && d.IsDir() && group != "" && strings.Contains(path, group) {
 			groups++
 		}
 		return nil

@@ -83,6 +83,8 @@ func TestSystemd(t *testing.T) {
 		await(t, 20*time.Second, "the timer to go on", func() bool { return in("wc -l </run/ticks") != ticks })
 	}
 
+	checkService(t, f, children[1].ID)
+
 	// It is frozen with the rest, and its clock is right again.
 	first := children[0].ID
 	f.run("pause", first)

@@ -47,6 +47,7 @@ type Config struct {
 	Network      Network
 	Audit        Audit
 	Hangup       <-chan os.Signal // at each the files that are written on and on are opened again; may be nil
+	Notify       string           // the socket of the service manager that started it; "": there is none
 	Log          *slog.Logger
 }
 
@@ -64,6 +65,7 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 		}
 		return n
 	}
+	c.Notify = getenv("NOTIFY_SOCKET")
 	c.MaxSandboxes = int(number("FORKD_MAX_SANDBOXES", 1))
 	c.MaxForks = int(number("FORKD_MAX_FORKS", 1))
 	c.MemoryKept = number("FORKD_MEMORY_RESERVE_BYTES", 1)
@@ -154,6 +156,10 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 	ad := advert{home: cfg.Home}
 	m := newMeters(cfg.Version, log)
 	h, err := openHost(ctx, cfg, ad, m)
+	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) { // It did as it was told, before it was up.
+		cfg.Log.Info("stopped while it started")
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -275,6 +281,12 @@ func serve(ctx context.Context, cfg Config, s *httpapi.Server, l net.Listener, t
 		cfg.Log.Info("serving TCP", "address", tcp.url, "fingerprint", tcp.pin)
 	}
 	ready()
+	tell := func(word string) {
+		if err := notify(context.WithoutCancel(ctx), cfg.Notify, word); err != nil {
+			cfg.Log.Warn("the service manager does not know", "what", word, "error", err)
+		}
+	}
+	tell(tellReady)
 	select {
 	case err := <-failed:
 		return fmt.Errorf("serve: %w", err)
@@ -286,6 +298,7 @@ func serve(ctx context.Context, cfg Config, s *httpapi.Server, l net.Listener, t
 		reason = "its sandboxes end"
 	}
 	s.Host.Events().Emit(events.Event{Type: events.DaemonStopping, Reason: reason}) // while somebody listens
+	tell(tellStopping)
 	// Calls into guests last as long as the guest likes: they are cut, not waited for.
 	cancel()
 	stopCtx, stop := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
