@@ -63,7 +63,7 @@ func listenTCP(ctx context.Context, n Network, home layout.Home, tokens *access.
 	if err != nil {
 		return nil, fmt.Errorf("listen for TCP: %w", err)
 	}
-	p, err := encrypt(l, n, home)
+	p, err := encrypt(newBoundedListener(l, mostConnections()), n, home)
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}

@@ -320,3 +320,55 @@ func TestPeers(t *testing.T) {
 		t.Errorf("over TCP: %+v", p)
 	}
 }
+
+// TestBoundedConnections: whoever opens connections and says nothing takes no more than their share, and those who wait get
+// in when others leave.
+func TestBoundedConnections(t *testing.T) {
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := newBoundedListener(l, 2)
+	accepted := make(chan net.Conn)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			c, err := b.Accept()
+			if err != nil {
+				return
+			}
+			accepted <- c
+		}
+	}()
+	for range 3 {
+		c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	first, second := <-accepted, <-accepted
+	select {
+	case <-accepted:
+		t.Fatal("a third one is let in")
+	case <-time.After(100 * time.Millisecond):
+	}
+	for range 2 { // closing twice gives back one place
+		_ = first.Close()
+	}
+	third := <-accepted
+	select {
+	case b.places <- struct{}{}:
+		t.Error("a place is given back twice")
+	default:
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	_, _ = second.Close(), third.Close()
+	if n := mostConnections(); n < 32 || n > 4096 {
+		t.Error(n)
+	}
+}

@@ -139,6 +139,9 @@ func (s *Server) checkToken(w http.ResponseWriter, r *http.Request, shown string
 	if err != nil {
 		id = ""
 	}
+	if err != nil {
+		w.Header().Set("Connection", "close") // strangers hold no connections
+	}
 	if wait := s.failures.Refused(from, id, now); wait > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(wait.Seconds())))
 		return fail(&api.Error{

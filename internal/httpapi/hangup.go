@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"crypto/tls"
 	"net"
 	"sync"
 	"syscall"
@@ -42,8 +41,12 @@ func watchHangup(client net.Conn, gone func()) (stop func()) {
 // hungUp reports whether the other end has said that it sends no more: a client that lives never does, its half-closes
 // are frames.
 func hungUp(c net.Conn) bool {
-	if secure, ok := c.(*tls.Conn); ok {
-		c = secure.NetConn()
+	for { // through what encrypts or counts it
+		below, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		c = below.NetConn()
 	}
 	s, ok := c.(syscall.Conn)
 	if !ok {
