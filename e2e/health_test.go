@@ -116,6 +116,25 @@ func TestForkBomb(t *testing.T) {
 	f.run("exec", id, "--", "sh", "-c",
 		"for p in /sys/fs/cgroup/user/proc/p*/; do [ $(cat $p/pids.current) -lt 20 ] || echo 1 >$p/cgroup.kill; done")
 	await(t, 30*time.Second, "it to end", func() bool { return f.metrics(id).Processes < 50 })
+
+	// Nor do those take the time of others that do not sleep: by processes, what is started has a hundredth of it.
+	start := func() time.Duration {
+		least := time.Hour
+		for range 3 {
+			begin := time.Now()
+			f.run("exec", id, "--", "true")
+			least = min(least, time.Since(begin))
+		}
+		return least
+	}
+	alone := start()
+	f.run("exec", id, "-d", "--", "sh", "-c", "for i in $(seq 100); do while :; do :; done & done; wait")
+	await(t, 60*time.Second, "them to run", func() bool { return f.metrics(id).Processes > 100 })
+	if beside := start(); beside > time.Second+8*alone {
+		t.Errorf("a program takes %s to run beside a hundred busy ones, %s alone", beside, alone)
+	} else {
+		t.Logf("a program takes %s to run beside a hundred busy ones, %s alone", beside, alone)
+	}
 }
 
 // TestFullGuestDisk: a write for which there is no room is an error that says so, and leaves nothing half.

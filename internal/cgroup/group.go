@@ -134,7 +134,7 @@ func (g *Group) Remove() error {
 	}
 	var errs []error
 	for _, dir := range g.each() {
-		errs = append(errs, remove(dir))
+		errs = append(errs, Remove(dir))
 	}
 	return errors.Join(errs...)
 }

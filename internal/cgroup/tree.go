@@ -379,7 +379,7 @@ func (t *Tree) Adopt(id string, pid int) (*Group, error) {
 func (t *Tree) Sweep(keep map[string]bool) error {
 	var errs []error
 	for _, dir := range t.Left(keep) {
-		if err := remove(dir); err != nil {
+		if err := Remove(dir); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -446,8 +446,8 @@ func (t *Tree) Close() {
 	}
 }
 
-// remove takes a group away. Its last process may be still on its way out.
-func remove(dir string) error {
+// Remove takes the group of a directory away, which Left has named. Its last process may be still on its way out.
+func Remove(dir string) error {
 	const patience = 2 * time.Second
 	deadline := time.Now().Add(patience)
 	tick := time.NewTicker(5 * time.Millisecond)

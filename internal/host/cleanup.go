@@ -44,7 +44,7 @@ const (
 func (h *Host) Leftovers(ctx context.Context) ([]Leftover, error) {
 	var all []Leftover
 	for _, find := range []func(context.Context) ([]Leftover, error){
-		h.strayMachines, h.strandedProcesses, h.oldTemp, h.failedThings, h.damagedRecords, h.oldAdverts,
+		h.strayMachines, h.strayGroups, h.strandedProcesses, h.oldTemp, h.failedThings, h.damagedRecords, h.oldAdverts,
 	} {
 		found, err := find(ctx)
 		if err != nil {

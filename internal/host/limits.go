@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -204,4 +205,19 @@ func (h *Host) cgroupCheck() Check {
 		return Check{"cgroups", Warn, fmt.Sprintf("version %d at %s; %s", t.Version(), t.Place(), strings.Join(missing, "; ")), remedy}
 	}
 	return Check{"cgroups", Pass, fmt.Sprintf("version %d at %s: memory, cpu, processes", t.Version(), t.Place()), ""}
+}
+
+// strayGroups are control groups whose machine's directory is gone: one that is being made has it already.
+func (h *Host) strayGroups(context.Context) ([]Leftover, error) {
+	var all []Leftover
+	for _, dir := range h.cfg.Groups.Left(nil) {
+		if _, err := os.Lstat(filepath.Join(h.cfg.Home.Machines(), filepath.Base(dir))); err == nil {
+			continue
+		}
+		all = append(all, Leftover{
+			Kind: "control group", Name: dir, Detail: "of a machine that is gone",
+			remove: func(context.Context) error { return cgroup.Remove(dir) },
+		})
+	}
+	return all, nil
 }
