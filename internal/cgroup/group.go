@@ -55,6 +55,15 @@ func (e *Entry) EnterThread() error {
 	return nil
 }
 
+// Share is another hold on the directory of version 2, which its caller closes.
+func (e *Entry) Share() (*Entry, error) {
+	fd, err := unix.FcntlInt(e.Dir.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, fmt.Errorf("share control group: %w", err)
+	}
+	return &Entry{Dir: os.NewFile(uintptr(fd), e.Dir.Name())}, nil
+}
+
 // Enter moves a process into the group in version 2.
 func (e *Entry) Enter(pid int) error {
 	fd, err := unix.Openat(int(e.Dir.Fd()), "cgroup.procs", unix.O_WRONLY|unix.O_CLOEXEC, 0)

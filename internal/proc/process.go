@@ -22,6 +22,8 @@ type Process struct {
 	adopted   bool // it is no child of ours: nobody tells us how it ended
 	exit      *exitWaiter
 	done      chan struct{}
+	joined    chan struct{} // closed when it is in its control group; nil: it was born there
+	joinErr   error         // set before joined is closed
 
 	mu     sync.Mutex
 	killed bool

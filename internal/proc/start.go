@@ -34,8 +34,8 @@ type Command struct {
 	// RefuseCalls leaves the child without those system calls that a program that only computes, and uses the files and
 	// sockets it was given, does not need.
 	RefuseCalls bool
-	// Cgroup is the control group that the child starts in, so that nothing it does is done outside; nil: the daemon's. The
-	// caller closes it.
+	// Cgroup is the control group that the child is put into; nil: the daemon's. The caller closes it. Where it cannot be born
+	// there it is there when Process.Joined returns.
 	Cgroup *cgroup.Entry
 	// MaxFiles bounds the child's descriptors; 0 leaves the daemon's limit.
 	MaxFiles uint64
@@ -99,6 +99,9 @@ func start(ctx context.Context, cmd *Command) (*Process, error) {
 		return nil, err
 	}
 	p, err := hold(child, pidfd, output, cmd)
+	if err == nil {
+		err = p.join(cmd)
+	}
 	if err != nil || !cmd.Tied {
 		close(over)
 		return p, err
@@ -129,14 +132,6 @@ func spawn(cmd *Command, files []*os.File, over <-chan struct{}) (*os.Process, i
 		}
 	})
 	s := <-result
-	if s.err == nil && cmd.joinsLate() {
-		if err := cmd.Cgroup.Enter(s.child.Pid); err != nil {
-			_ = s.child.Kill()
-			_, _ = s.child.Wait()
-			_ = unix.Close(s.pidfd)
-			return nil, -1, err
-		}
-	}
 	return s.child, s.pidfd, s.err
 }
 
@@ -144,6 +139,36 @@ func spawn(cmd *Command, files []*os.File, over <-chan struct{}) (*os.Process, i
 // calls cannot be started by the only call that makes it there, for a filter cannot see what else that call is asked for.
 func (cmd *Command) joinsLate() bool {
 	return cmd.Cgroup != nil && cmd.Cgroup.Dir != nil && cmd.RefuseCalls
+}
+
+// join puts a child into its group that was not born there, beside what the child does to come up: the kernel may wait some
+// milliseconds for all processors to have seen it. See Process.Joined.
+func (p *Process) join(cmd *Command) error {
+	if !cmd.joinsLate() {
+		return nil
+	}
+	group, err := cmd.Cgroup.Share()
+	if err != nil {
+		return errors.Join(err, p.Kill())
+	}
+	p.joined = make(chan struct{})
+	go func() {
+		defer close(p.joined)
+		defer group.Close()
+		if err := group.Enter(p.pid); err != nil {
+			p.joinErr = errors.Join(err, p.Kill())
+		}
+	}()
+	return nil
+}
+
+// Joined waits until the child is in its control group; then nothing that it does is done outside. On error it was ended.
+func (p *Process) Joined() error {
+	if p.joined == nil {
+		return nil
+	}
+	<-p.joined
+	return p.joinErr
 }
 
 func confinement(c *Confine) (*os.File, error) {

@@ -45,6 +45,9 @@ func (e *Engine) boot(ctx context.Context, spec *engine.Spec) (*machine, error) 
 	m.mu.Lock()
 	m.scratch = scratch
 	m.mu.Unlock()
+	if err := m.process.Joined(); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
 	// The first answer of the monitor comes from QEMU's main loop, which starts the CPUs on its way there.
 	if err := m.monitor.Handshake(ctx); err != nil {
 		return nil, errors.Join(m.failed(err), m.Close())

@@ -49,6 +49,10 @@ func (e *Engine) restore(ctx context.Context, spec *engine.Spec, from *engine.Ch
 	if m.first, err = m.dialControl(ctx); err != nil {
 		return nil, errors.Join(m.failed(err), m.Close())
 	}
+	// QEMU comes up meanwhile, and reads nothing before.
+	if err := m.process.Joined(); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
 	if err := m.load(ctx, from); err != nil {
 		return nil, errors.Join(m.failed(err), m.Close())
 	}
