@@ -153,7 +153,7 @@ func (c *chaos) work(ctx context.Context, name string) {
 	}
 	defer cl.Close()
 	call := context.WithoutCancel(ctx)
-	var ids []string
+	var ids, tags []string
 	for i := 0; ctx.Err() == nil; i++ {
 		pass(c.t, 10*time.Millisecond) // there may be no daemon
 		if len(ids) == 0 {
@@ -165,18 +165,19 @@ func (c *chaos) work(ctx context.Context, name string) {
 			continue
 		}
 		id := ids[len(ids)-1]
-		switch rand.N(4) {
+		switch rand.N(6) {
 		case 0:
 			tag, wait := fmt.Sprintf("%s-%d", name, i), rand.N(2) == 0
 			_, err := cl.Branch(call, id, api.BranchRequest{Tag: tag, Mode: []string{"auto", diff}[rand.N(2)], Wait: &wait})
 			if c.went("branch", err) && wait {
 				c.promise(c.tags, tag)
+				tags = append(tags, tag)
 			}
 		case 1:
 			_, err := cl.Exec(call, id, api.ExecRequest{Args: []string{"sh", "-c", "echo $$ > /root/note"}})
 			c.went("exec", err)
 		case 2:
-			c.forget(id) // from when it is asked for
+			c.forget(c.alive, id) // from when it is asked for
 			c.went("kill", cl.Kill(call, id))
 			ids = ids[:len(ids)-1]
 		case 3:
@@ -184,6 +185,19 @@ func (c *chaos) work(ctx context.Context, name string) {
 			if c.went("fork", err) {
 				ids = append(ids, children[0].ID)
 				c.promise(c.alive, children[0].ID)
+			}
+		case 4:
+			if len(tags) > 0 { // refused while the sandbox's next branch stands on it, or a fork of it lives
+				tag := tags[len(tags)-1]
+				tags = tags[:len(tags)-1]
+				c.forget(c.tags, tag)
+				c.went("remove", cl.RemoveSnapshot(call, tag))
+			}
+		case 5:
+			_, err := cl.Suspend(call, id)
+			if c.went("suspend", err) {
+				_, err = cl.Wake(call, id)
+				c.went("wake", err)
 			}
 		}
 	}
@@ -195,10 +209,10 @@ func (c *chaos) promise(list map[string]bool, name string) {
 	list[name] = true
 }
 
-func (c *chaos) forget(id string) {
+func (c *chaos) forget(list map[string]bool, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.alive, id)
+	delete(list, name)
 }
 
 // went counts, and complains of an error that nobody may get: one of the daemon's that is its own fault.
@@ -237,6 +251,7 @@ func (c *chaos) verify(n int, killed string) {
 			c.t.Errorf("round %d (%s killed): sandbox %s is gone", n, killed, id)
 		case s.State == "failed":
 			failed++
+		case s.State == "suspended": // the daemon died between the two
 		case s.State != "running":
 			c.t.Errorf("round %d (%s killed): sandbox %s is %s", n, killed, id, s.State)
 		}
@@ -244,6 +259,7 @@ func (c *chaos) verify(n int, killed string) {
 	if most := map[string]int{"machine": 1}[killed]; failed > most {
 		c.t.Errorf("round %d (%s killed): %d sandboxes failed", n, killed, failed)
 	}
+	c.wakeAll(list)
 	running := 0
 	for id, s := range list {
 		if s.State == "running" {
@@ -272,6 +288,18 @@ func looks() int {
 		return 100
 	}
 	return 1
+}
+
+// wakeAll wakes what was suspended when the daemon died.
+func (c *chaos) wakeAll(list map[string]api.Sandbox) {
+	c.t.Helper()
+	for id, s := range list {
+		if s.State == "suspended" {
+			c.run("wake", id)
+			s.State = "running"
+			list[id] = s
+		}
+	}
 }
 
 // verifyTags: a branch that was promised is ready, and any that is ready is right.

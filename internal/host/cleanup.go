@@ -121,16 +121,11 @@ func (h *Host) knownMachines() (dirs map[string]bool, building bool) {
 }
 
 func process(pid int, detail string) Leftover {
-	start, err := proc.StartTime(pid)
-	return Leftover{
-		Kind: "process", Name: strconv.Itoa(pid), Detail: detail,
-		remove: func(ctx context.Context) error {
-			if err != nil { // gone meanwhile
-				return nil
-			}
-			return proc.Bury(ctx, pid, start)
-		},
+	end := func(context.Context) error { return nil } // gone meanwhile
+	if start, err := proc.StartTime(pid); err == nil {
+		end = func(ctx context.Context) error { return proc.Bury(ctx, pid, start) }
 	}
+	return Leftover{Kind: "process", Name: strconv.Itoa(pid), Detail: detail, remove: end}
 }
 
 // machineDirName is how machineDir names them. A process in a jail works in a directory of that name which is its own, and stays.
