@@ -13,6 +13,9 @@ LINT_VERSION := $(shell sed -n 's,.*golangci/golangci-lint/v2 \(v[0-9.]*\).*,\1,
 LINT := .tools/golangci-lint-$(LINT_VERSION)
 
 TESTFLAGS ?=
+# What reads the bytes of clients, of the daemon's own files that others may have damaged, and of the host.
+FUZZ_PACKAGES ?= ./internal/access ./internal/cgroup ./internal/httpapi
+FUZZTIME ?= 5s
 
 export CGO_ENABLED := 0
 
@@ -48,7 +51,7 @@ demo: setup-demo build ## install what is missing, build, and run `forkd quickst
 
 .PHONY: test
 test: setup-test ## install what is missing, then every test: lint, units with -race, VMs as root and without privileges
-	$(MAKE) build lint test-race test-vm
+	$(MAKE) build lint test-race fuzz test-vm
 
 .PHONY: test-race
 test-race: agent ## every test that needs no VM, under the race detector
@@ -57,6 +60,10 @@ test-race: agent ## every test that needs no VM, under the race detector
 .PHONY: test-fast
 test-fast: setup-build ## every test that needs no VM: about a minute
 	FORKD_TEST_NO_VM=1 $(GO) test -timeout 5m $(TESTFLAGS) ./...
+
+.PHONY: fuzz
+fuzz: setup-build ## the fuzz tests of FUZZ_PACKAGES, FUZZTIME each
+	scripts/fuzz $(FUZZTIME) $(FUZZ_PACKAGES)
 
 .PHONY: test-guest
 test-guest: setup-build # what the engine's tests boot: those that run without privileges have no compiler
@@ -76,6 +83,7 @@ test-newer-qemu: setup-soak build ## captures and branches on the next Debian's 
 
 .PHONY: soak
 soak: setup-soak build ## the long counts: hundreds of boots, ten-minute drifts; a newer QEMU; takes hours
+	$(MAKE) fuzz FUZZTIME=10m
 	scripts/test-newer-qemu
 	FORKD_SOAK=1 $(GO) test -count=1 -v -p 1 -timeout 12h $(TESTFLAGS) $$(scripts/vm-packages)
 
