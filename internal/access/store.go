@@ -5,7 +5,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/base64"
+	"encoding/base32"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -230,10 +230,11 @@ func (s *Store) newID() string {
 	}
 }
 
+// randomText has letters and digits alone, so that a click selects all of it.
 func randomText() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:])
-	return base64.RawURLEncoding.EncodeToString(b[:])
+	return strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))
 }
 
 // Check finds who shows a token. The time that it takes tells nothing of the tokens that there are: they are found by the

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,9 @@ func TestToken(t *testing.T) {
 		if _, _, err := s.Check(wrong); !errors.Is(err, ErrUnknown) {
 			t.Errorf("Check(%.80q): %v", wrong, err)
 		}
+	}
+	if !regexp.MustCompile(`^fkd_tk[0-9a-f]{8}_[a-z2-7]{52}$`).MatchString(secret) {
+		t.Errorf("%q", secret)
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
