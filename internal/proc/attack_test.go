@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -195,7 +196,7 @@ var attempts = []attempt{
 		}
 		for _, e := range entries {
 			target, err := os.Readlink("/proc/self/fd/" + e.Name())
-			if err != nil || target == os.DevNull || strings.HasPrefix(target, "/memfd:"+outputName) ||
+			if err != nil || strings.HasSuffix(target, os.DevNull) || strings.HasPrefix(target, "/memfd:"+outputName) ||
 				strings.HasPrefix(target, "anon_inode:[event") || strings.HasSuffix(target, "/fd") {
 				continue
 			}
@@ -530,5 +531,25 @@ func TestJailedCopy(t *testing.T) {
 	info, err := os.Stat(path)
 	if err != nil || info.Mode() != 0o600 {
 		t.Errorf("the file is %v now: %v", info, err)
+	}
+}
+
+// TestJailInChroot: a daemon that was started in a root directory of its own has its children in jails below that, and not
+// in the root that it cannot see itself.
+func TestJailInChroot(t *testing.T) {
+	testenv.Need(t, "root")
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := `set -e
+mount --make-rprivate /
+mount --bind / "$1"
+mount -t proc none "$1/proc"
+mount --rbind /dev "$1/dev"
+exec chroot "$1" "$2" -test.count=1 -test.run '^TestAttack$'`
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-c", script, "sh", t.TempDir(), exe)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -34,6 +34,7 @@ const (
 type Jailer struct {
 	base   []string // directories in every child's root
 	mounts *os.File // the mount namespace that those of children are copied from; nil without privileges
+	device uint64   // of the root directory there
 }
 
 // Jail is the jail of one child.

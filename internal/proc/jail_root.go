@@ -60,7 +60,7 @@ func (j *Jailer) makeMounts() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := j.fillRoot(root, trees); err != nil {
+	if err := j.fillRoot(space, root, trees); err != nil {
 		_ = space.Close()
 		return nil, err
 	}
@@ -73,7 +73,17 @@ func isLink(path string) bool {
 }
 
 // fillRoot makes a new file system the root of the thread's mount namespace, with the trees in it.
-func (j *Jailer) fillRoot(root int, trees map[string]int) error {
+func (j *Jailer) fillRoot(space *os.File, root int, trees map[string]int) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(root, &st); err != nil {
+		return err
+	}
+	j.device = st.Dev
+	// To the root of the namespace, which is not ours if this program was started in another: who enters a namespace comes
+	// to its root, and what is to be taken off is that one.
+	if err := unix.Setns(int(space.Fd()), unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("go to the root of the mounts: %w", err)
+	}
 	const stage = "/proc" // Any directory that is there for sure.
 	if err := unix.MoveMount(root, "", unix.AT_FDCWD, stage, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("mount the root: %w", err)
@@ -175,6 +185,13 @@ func (j *Jailer) enterMounts(cmd *Command) error {
 	unix.Umask(0o022) // The thread's own from here on; the daemon's may be one that lets only itself enter directories.
 	if err := unix.Setns(int(j.mounts.Fd()), unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("enter the jails' mount namespace: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat("/", &st); err != nil {
+		return err
+	}
+	if st.Dev != j.device {
+		return errors.New("the root of the jails' mount namespace is not theirs")
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNS | spaces); err != nil {
 		return fmt.Errorf("make namespaces: %w", err)
