@@ -58,7 +58,8 @@ func TestPublishedClients(t *testing.T) {
 // pythonPrograms installs packages into a virtual environment. It skips where there is no Python or no index of packages.
 func pythonPrograms(t *testing.T, packages ...string) (venv string) {
 	t.Helper()
-	testenv.Need(t, "python3", "net")
+	// Of the two halves of a run one is enough, and the user without privileges does not know where this host gets packages.
+	testenv.Need(t, "root", "python3", "net")
 	venv = filepath.Join(t.TempDir(), "venv")
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(time.Minute))
 	defer cancel()
