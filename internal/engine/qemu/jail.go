@@ -105,6 +105,14 @@ func (e *Engine) tryJail(ctx context.Context, h *host, jailer *proc.Jailer) erro
 	if err := p.Err(); err != nil {
 		return fmt.Errorf("run QEMU in a jail: %w", err)
 	}
+	// It must be the same program that is found outside.
+	v, err := parseVersion(string(p.Output()), h.binary, emulators[h.platform.arch])
+	if err != nil {
+		return err
+	}
+	if v != h.version {
+		return fmt.Errorf("in a jail QEMU is %s, and %s outside", v, h.version)
+	}
 	return nil
 }
 
