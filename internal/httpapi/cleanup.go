@@ -29,6 +29,9 @@ func replyLeftovers(w http.ResponseWriter, r *http.Request, find func(context.Co
 		if l.Err != nil {
 			out.Error = toAPI(l.Err)
 		}
+		if l.Removed {
+			noteTouched(r, l.Kind, l.Name)
+		}
 		list = append(list, out)
 	}
 	return reply(w, http.StatusOK, list)

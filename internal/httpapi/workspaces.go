@@ -65,7 +65,12 @@ func (s *Server) workspace(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) removeWorkspace(w http.ResponseWriter, r *http.Request) error {
-	if err := s.Host.RemoveWorkspace(r.Context(), r.PathValue("name")); err != nil {
+	v, err := s.Host.Workspace(r.PathValue("name"))
+	if err != nil {
+		return err
+	}
+	noteTouched(r, "sandbox", v.Sandbox)
+	if err := s.Host.RemoveWorkspace(r.Context(), v.Name); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -90,6 +95,7 @@ func changeWorkspace(w http.ResponseWriter, r *http.Request, body any,
 	if err != nil {
 		return err
 	}
+	noteTouched(r, "sandbox", v.Sandbox)
 	return reply(w, http.StatusOK, workspace(v))
 }
 
