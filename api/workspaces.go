@@ -30,6 +30,8 @@ type Workspace struct {
 	SandboxID         string  `json:"sandbox_id"`      // whatever its status; it keeps it
 	CreatedAtUnix     int64   `json:"created_at_unix"`
 	LastActiveUnix    int64   `json:"last_active_unix"` // made, suspended or resumed
+
+	Warnings []string `json:"warnings,omitempty"` // what of the request was not done as it says; in the reply to its creation
 }
 
 // CreateSnapshotRequest is the body of POST /v1/snapshots, which the existing forkd's clients have.

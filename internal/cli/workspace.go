@@ -44,6 +44,7 @@ func (a *App) createWorkspace() *cobra.Command {
 	var limits boundFlags
 	cmd := &cobra.Command{
 		Use: "create NAME --snapshot TAG", Short: "Fork a sandbox and give it a name", Args: cobra.ExactArgs(1),
+		Example: "  forkd workspace create work --snapshot python-numpy --idle 30m --auto-resume",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if req.SnapshotTag == "" {
 				return usage("name the snapshot it is made of with --snapshot; list them with: forkd snapshots")
@@ -63,6 +64,9 @@ func (a *App) createWorkspace() *cobra.Command {
 				w, err := c.CreateWorkspace(cmd.Context(), req)
 				if err != nil {
 					return err
+				}
+				for _, warning := range w.Warnings {
+					a.progress("%s", printable(warning))
 				}
 				return a.showWorkspace(w)
 			})

@@ -27,6 +27,8 @@ type WorkspaceView struct {
 	store.Workspace
 	Status WorkspaceStatus
 	Reason string // of a stale one
+
+	Warnings []string // what is not as it was asked for; only of one that was just made
 }
 
 // CreateWorkspace forks one sandbox and gives it a name that outlives it. On error there is no such workspace.
@@ -49,12 +51,12 @@ func (h *Host) CreateWorkspace(ctx context.Context, name string, spec ForkSpec) 
 	} else if err != nil {
 		return WorkspaceView{}, h.explainFull(err)
 	}
-	id, err := h.forkWorkspace(ctx, spec)
+	s, err := h.forkWorkspace(ctx, spec)
 	if err == nil {
-		w.Sandbox = id
+		w.Sandbox = s.ID
 		err = h.store.ReplaceWorkspace(ctx, w)
 		if err != nil {
-			err = errors.Join(err, h.Kill(ctx, id))
+			err = errors.Join(err, h.Kill(ctx, s.ID))
 		}
 	}
 	if err != nil {
@@ -63,15 +65,17 @@ func (h *Host) CreateWorkspace(ctx context.Context, name string, spec ForkSpec) 
 	h.mu.Lock()
 	h.spaces[name] = w
 	h.mu.Unlock()
-	return h.viewWorkspace(w), nil
+	v := h.viewWorkspace(w)
+	v.Warnings = s.Warnings
+	return v, nil
 }
 
-func (h *Host) forkWorkspace(ctx context.Context, spec ForkSpec) (id string, err error) {
+func (h *Host) forkWorkspace(ctx context.Context, spec ForkSpec) (View, error) {
 	results, err := h.Fork(ctx, spec)
 	if err != nil {
-		return "", err
+		return View{}, err
 	}
-	return results[0].Sandbox.ID, results[0].Err
+	return results[0].Sandbox, results[0].Err
 }
 
 // Workspaces lists all, by name.

@@ -102,7 +102,7 @@ func changeWorkspace(w http.ResponseWriter, r *http.Request, body any,
 func workspace(v host.WorkspaceView) api.Workspace {
 	out := api.Workspace{
 		ID: "ws-" + v.Sandbox, Name: v.Name, SourceSnapshotTag: v.Source, Status: string(v.Status), Reason: v.Reason,
-		SandboxID: v.Sandbox, CreatedAtUnix: v.CreatedAt.Unix(), LastActiveUnix: v.LastActive.Unix(),
+		Warnings: v.Warnings, SandboxID: v.Sandbox, CreatedAtUnix: v.CreatedAt.Unix(), LastActiveUnix: v.LastActive.Unix(),
 	}
 	if v.Status == host.WorkspaceRunning {
 		out.LiveSandboxID = &out.SandboxID
