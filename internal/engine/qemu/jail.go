@@ -176,16 +176,18 @@ func (h *host) programs() []string {
 // kept from it does not get into the home, which is private.
 func hand(spec *engine.Spec, m mode, id uint32) error {
 	for _, path := range spec.Disk.Backing {
-		info, err := os.Stat(path)
-		if err != nil {
-			return err
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil {
+			return &os.PathError{Op: "stat", Path: path, Err: err}
 		}
 		// A disk may have been the own one of a machine that is gone, whose user another may get some day.
-		if err := os.Chown(path, os.Geteuid(), os.Getegid()); err != nil {
-			return err
+		if st.Uid != uint32(os.Geteuid()) {
+			if err := os.Chown(path, os.Geteuid(), os.Getegid()); err != nil {
+				return err
+			}
 		}
-		if info.Mode()&0o004 == 0 {
-			if err := os.Chmod(path, info.Mode().Perm()|0o004); err != nil {
+		if st.Mode&0o004 == 0 {
+			if err := os.Chmod(path, os.FileMode(st.Mode&0o777)|0o004); err != nil {
 				return err
 			}
 		}
