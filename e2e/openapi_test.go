@@ -2,6 +2,9 @@ package e2e
 
 import (
 	"context"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -66,4 +69,52 @@ func TestOpenAPIDocument(t *testing.T) {
 	if state := f.sandbox(id).State; state != "running" {
 		t.Errorf("the sandbox is %s", state)
 	}
+}
+
+// TestAskedAgain: a fork that is asked for again with its key is the same fork.
+func TestAskedAgain(t *testing.T) {
+	f := shared(t)
+	f.run("daemon", "start")
+	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "unix", filepath.Join(f.home, "forkd.sock"))
+	}}}
+	defer c.CloseIdleConnections()
+	fork := func(key, body string) (int, string, bool) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://forkd/v1/sandboxes", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Idempotency-Key", key)
+		resp, err := c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, string(text), resp.Header.Get("Idempotent-Replayed") == "true"
+	}
+	one := `{"snapshot_tag":"` + parentTag + `","labels":{"test":"asked-again"}}`
+	status, first, replayed := fork("once", one)
+	if status != http.StatusCreated || replayed {
+		t.Fatal(status, first)
+	}
+	if status, again, replayed := fork("once", one); status != http.StatusCreated || again != first || !replayed {
+		t.Errorf("asked again: %d, replayed %v, %s; want %s", status, replayed, again, first)
+	}
+	if status, text, _ := fork("once", `{"snapshot_tag":"`+parentTag+`","n":2}`); status != http.StatusBadRequest || !strings.Contains(text, "key_reused") {
+		t.Errorf("another request: %d %s", status, text)
+	}
+	if status, text, _ := fork("refused", `{"snapshot_tag":"nosuch"}`); status != http.StatusNotFound {
+		t.Errorf("no such snapshot: %d %s", status, text)
+	}
+	var list []api.Sandbox
+	f.json(&list, "ls", "--label", "test=asked-again")
+	if len(list) != 1 {
+		t.Fatalf("%d sandboxes; one was asked for", len(list))
+	}
+	f.run("kill", list[0].ID)
 }

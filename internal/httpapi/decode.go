@@ -120,8 +120,9 @@ func kindOf(k jsontext.Kind) string {
 		return "an array"
 	case '{', '}':
 		return "an object"
+	default:
+		return "no JSON"
 	}
-	return "no JSON"
 }
 
 // wanted says in a word what a field's type holds.
@@ -144,8 +145,9 @@ func wanted(t reflect.Type) string {
 		return "a whole number"
 	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
 		return "a whole number, not a negative one"
+	default:
+		return "something else"
 	}
-	return "something else"
 }
 
 func where(p jsontext.Pointer) string {

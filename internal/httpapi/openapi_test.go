@@ -293,6 +293,7 @@ func (g *generator) note(t reflect.Type) {
 		for f := range t.Fields() {
 			g.note(f.Type)
 		}
+	default:
 	}
 }
 
@@ -325,6 +326,7 @@ func mark(names map[string]bool, t reflect.Type) {
 		for f := range t.Fields() {
 			mark(names, f.Type)
 		}
+	default:
 	}
 }
 
@@ -530,7 +532,7 @@ func TestDocumentIsWhole(t *testing.T) {
 }
 
 func lookUp(doc any, ref string) any {
-	for _, part := range strings.Split(strings.TrimPrefix(ref, "#/"), "/") {
+	for part := range strings.SplitSeq(strings.TrimPrefix(ref, "#/"), "/") {
 		o, ok := doc.(object)
 		if !ok {
 			return nil

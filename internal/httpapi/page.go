@@ -43,8 +43,11 @@ func page[T any](w http.ResponseWriter, r *http.Request, list []T, key func(*T) 
 		}
 		list = list[sort.Search(len(list), func(i int) bool { return key(&list[i]) > string(after) }):]
 	}
-	limit, err := strconv.Atoi(q.Get("limit"))
-	if err != nil || limit >= len(list) { // none is given; it has been looked at before
+	limit := len(list)
+	if n, err := strconv.Atoi(q.Get("limit")); err == nil { // else none is given; it has been looked at before
+		limit = n
+	}
+	if limit >= len(list) {
 		return list, nil
 	}
 	list = list[:limit]

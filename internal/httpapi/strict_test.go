@@ -412,7 +412,7 @@ func TestMethods(t *testing.T) {
 			}
 		}
 	}
-	if code, _ := turnedDown(t, handler, httptest.NewRequest("POST", "/v1/nosuch", http.NoBody)); code != http.StatusNotFound {
+	if code, _ := turnedDown(t, handler, httptest.NewRequest(http.MethodPost, "/v1/nosuch", http.NoBody)); code != http.StatusNotFound {
 		t.Errorf("a path that nobody serves: %d", code)
 	}
 }

@@ -29,13 +29,13 @@ func tokenDocuments() map[string]*document {
 	const once = "The reply has the token, which is not kept and cannot be had again."
 	return map[string]*document{
 		"POST /v1/tokens":           {id: "createToken", body: api.TokenRequest{}, about: once, replies: created(api.Token{})},
-		"GET /v1/tokens":            {id: "listTokens", replies: ok([]api.Token{})},
+		"GET /v1/tokens":            {id: "listTokens", query: paged(), replies: ok([]api.Token{})},
 		"DELETE /v1/tokens/{token}": {id: "revokeToken", about: "What is being done with it ends, too.", replies: noContent()},
 		"POST" + one: {
 			id: "createSandboxToken", body: api.TokenRequest{}, replies: created(api.Token{}),
 			about: once + " It ends with the sandbox, and with the token that asks for it.",
 		},
-		"GET" + one:                 {id: "listSandboxTokens", replies: ok([]api.Token{})},
+		"GET" + one:                 {id: "listSandboxTokens", query: paged(), replies: ok([]api.Token{})},
 		"DELETE" + one + "/{token}": {id: "revokeSandboxToken", replies: noContent()},
 	}
 }
@@ -106,6 +106,10 @@ func (s *Server) tokens(w http.ResponseWriter, r *http.Request) error {
 	list := []api.Token{}
 	for _, t := range s.Tokens.List(id) {
 		list = append(list, tokenView(t))
+	}
+	list, err := page(w, r, list, func(t *api.Token) string { return oldestFirst(t.CreatedAtUnix, t.ID) })
+	if err != nil {
+		return err
 	}
 	return reply(w, http.StatusOK, list)
 }
