@@ -104,7 +104,7 @@ func leftovers(home string) []string {
 	return left
 }
 
-// groupsOf finds the control groups of a home's VM processes, and the directory they are in.
+// groupsOf finds the control groups of a home's VM processes.
 func groupsOf(home string) []string {
 	resolved, err := filepath.EvalSymlinks(home)
 	if err != nil {
@@ -114,7 +114,7 @@ func groupsOf(home string) []string {
 	name := "forkd-" + hex.EncodeToString(sum[:6])
 	var found []string
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.Contains(path+"/", "/"+name+"/") {
+		if err == nil && d.IsDir() && strings.Contains(path, "/"+name+"/") {
 			found = append(found, path)
 		}
 		return nil //nolint:nilerr // Groups come and go.

@@ -120,7 +120,19 @@ func (g *Group) Set(l Limits) error {
 	if g == nil {
 		return nil
 	}
-	for _, s := range l.settings(g.tree.version, g.tree.device) {
+	return g.write(l.settings(g.tree.version, g.tree.device))
+}
+
+// FreeCPU takes the limit of processor time off, until Set puts it on again.
+func (g *Group) FreeCPU() error {
+	if g == nil {
+		return nil
+	}
+	return g.write([]setting{freeCPU(g.tree.version)})
+}
+
+func (g *Group) write(settings []setting) error {
+	for _, s := range settings {
 		dir := g.dirs[s.controller]
 		if dir == "" {
 			continue

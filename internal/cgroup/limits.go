@@ -108,6 +108,14 @@ func (l Limits) settings1() []setting {
 	return all
 }
 
+// freeCPU is the setting that takes a limit of processor time off.
+func freeCPU(version int) setting {
+	if version == 1 {
+		return setting{CPU, "cpu.cfs_quota_us", "-1", false}
+	}
+	return setting{CPU, "cpu.max", "max", false}
+}
+
 // controllers are those that limits need.
 func (l Limits) controllers() []Controller {
 	var all []Controller

@@ -257,6 +257,15 @@ func TestCPULimit(t *testing.T) {
 	if got > share*1.1 {
 		t.Errorf("%.3f of a processor, want at most %.3f", got, share*1.1)
 	}
+	if err := g.FreeCPU(); err != nil {
+		t.Fatal(err)
+	}
+	<-time.After(300 * time.Millisecond)
+	before = g.Usage()
+	<-time.After(time.Second)
+	if free := g.Usage(); free.Throttled != before.Throttled {
+		t.Errorf("freed it is held up for %s more", free.Throttled-before.Throttled)
+	}
 	if got < share*0.9 && after.Throttled > before.Throttled+time.Second { // and not for want of processors
 		t.Errorf("%.3f of a processor, want at least %.3f", got, share*0.9)
 	}

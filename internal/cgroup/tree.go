@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -106,11 +107,18 @@ func (t *Tree) open1(mounts map[Controller]mount, own map[Controller]string) {
 			continue
 		}
 		t.dirs[c] = dir
+		if c == CPU {
+			// What is in it is limited, each by itself: all of them together must not get what one process outside gets, too.
+			_ = writeFile(filepath.Join(dir, "cpu.shares"), strconv.Itoa(sharesPerCPU*runtime.NumCPU()))
+		}
 	}
 	if len(t.dirs) > 0 {
 		t.version = 1
 	}
 }
+
+// sharesPerCPU are those of four processes.
+const sharesPerCPU = 4 * 1024
 
 // refused says what to think of a group that cannot be made.
 func refused(err error) string {

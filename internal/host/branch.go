@@ -251,6 +251,7 @@ func (b *branch) reserve(tag string) error {
 // leaves them frozen when all went well.
 func (b *branch) snap(ctx context.Context, stay bool) error {
 	s := b.s
+	defer b.h.hurry(s)()
 	s.mu.Lock()
 	machine, paused := s.machine, s.state == lineage.Paused
 	top := diskPath(s.dir, s.nextDisk)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -145,6 +146,25 @@ func (s *sandbox) bound(ctx context.Context) error {
 	})
 }
 
+// hurry lets a sandbox have all the processor time there is until the host is done with what cannot wait: a machine whose
+// time is used up stands still for the rest of a tenth of a second, in the middle of a pause that it is to notice least, and
+// its agent may not get to freeze its processes in time.
+func (h *Host) hurry(s *sandbox) (done func()) {
+	s.mu.Lock()
+	g, share := s.cgroup, s.limits.CPUs
+	s.mu.Unlock()
+	if share == 0 {
+		return func() {}
+	}
+	set := func(err error) {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // It died meanwhile.
+			h.log.Warn("limit the processor time of a sandbox", "sandbox", s.id, "error", err)
+		}
+	}
+	set(g.FreeCPU())
+	return func() { set(g.Set(Limits{CPUs: share})) }
+}
+
 // ErrMemoryLimit is wrapped by the reason of a machine that the kernel ended at its limit of memory.
 var ErrMemoryLimit = errors.New("memory limit")
 
@@ -163,6 +183,9 @@ func (h *Host) adoptGroup(s *sandbox, pid int) {
 		h.log.Warn("find the control group of an adopted sandbox", "sandbox", s.id, "error", err)
 	}
 	s.cgroup = g
+	if err := g.Set(Limits{CPUs: s.limits.CPUs}); err != nil { // The daemon before may have ended in a hurry.
+		h.log.Warn("limit the processor time of an adopted sandbox", "sandbox", s.id, "error", err)
+	}
 }
 
 // sweepGroups removes control groups that no machine is in any more.

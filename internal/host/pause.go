@@ -47,6 +47,7 @@ func (h *Host) pauseIf(ctx context.Context, s *sandbox, reason string, still fun
 }
 
 func (h *Host) pause(ctx context.Context, s *sandbox) error {
+	defer h.hurry(s)()
 	conn, err := s.guest(ctx)
 	if err != nil {
 		return err
