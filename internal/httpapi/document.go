@@ -27,6 +27,7 @@ type document struct {
 	headers []parameter
 	body    any      // a value of the JSON body's type; nil: there is no such body
 	once    bool     // it takes an Idempotency-Key
+	also    []any    // values of types that travel once the connection is something else
 	media   []string // types of a body that is not JSON
 	replies []response
 }

@@ -157,6 +157,7 @@ func guestDocuments() map[string]*document {
 				"messages, a byte 0 first, and ExecControl as text; it gets output as binary messages, a byte 1 (stdout) or 2 (stderr) first, and ExecEvent " +
 				"as text, the last of them \"exit\" or \"error\". A browser, which cannot send a header, names its token as a second protocol: `" + tokenProtocol + "TOKEN`.",
 			headers: []parameter{{name: "Upgrade", required: true, oneOf: []string{"websocket"}, about: "The protocol."}},
+			also:    []any{api.ExecStart{}, api.ExecControl{}, api.ExecEvent{}},
 			replies: []response{{status: http.StatusSwitchingProtocols, about: "The connection is a WebSocket now."}},
 		},
 		"POST" + one + "/ping":   {id: "ping", body: struct{}{}, replies: ok(api.Pong{})},

@@ -182,6 +182,13 @@ func (g *generator) operation(path string, op operation, d *document) object {
 	for _, status := range refusals(op, path, d) {
 		replies[fmt.Sprint(status)] = object{"$ref": "#/components/responses/Error"}
 	}
+	if d.also != nil {
+		var messages array
+		for _, of := range d.also {
+			messages = append(messages, g.schema(of))
+		}
+		o["x-forkd-messages"] = messages
+	}
 	if op.scope == access.None {
 		o["security"] = array{}
 	}
