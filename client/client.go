@@ -157,12 +157,7 @@ func (c *Client) Fork(ctx context.Context, req api.ForkRequest) ([]api.Sandbox, 
 
 // Sandboxes lists those with all the labels ("key=value").
 func (c *Client) Sandboxes(ctx context.Context, labels []string) ([]api.Sandbox, error) {
-	var v []api.Sandbox
-	q := ""
-	if len(labels) > 0 {
-		q = "?" + url.Values{"label": labels}.Encode()
-	}
-	return v, c.do(ctx, http.MethodGet, "/v1/sandboxes"+q, nil, &v)
+	return c.FilterSandboxes(ctx, SandboxFilter{Labels: labels})
 }
 
 // Sandbox describes one.

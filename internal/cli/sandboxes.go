@@ -17,12 +17,12 @@ import (
 )
 
 func (a *App) ls() *cobra.Command {
-	var labels []string
+	var filter client.SandboxFilter
 	var quiet bool
 	cmd := &cobra.Command{
 		Use: "ls", Short: "List sandboxes", Args: cobra.NoArgs,
 		RunE: a.verb(func(ctx context.Context, c *client.Client, _ []string) error {
-			list, err := c.Sandboxes(ctx, labels)
+			list, err := c.FilterSandboxes(ctx, filter)
 			if err != nil {
 				return err
 			}
@@ -37,7 +37,9 @@ func (a *App) ls() *cobra.Command {
 			})
 		}),
 	}
-	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "only those with this label, KEY=VALUE (repeatable)")
+	cmd.Flags().StringArrayVarP(&filter.Labels, "label", "l", nil, "only those with this label, KEY=VALUE (repeatable)")
+	cmd.Flags().StringVar(&filter.State, "state", "", "only those in this state: running, paused, suspended or failed")
+	cmd.Flags().StringVar(&filter.Snapshot, "snapshot", "", "only those that were forked from this snapshot")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "ids only")
 	return cmd
 }
