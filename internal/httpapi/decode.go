@@ -63,7 +63,7 @@ func checkMedia(h http.Header) error {
 
 func decodeText(text []byte, v any) error {
 	given := map[string]bool{}
-	if len(bytes.TrimSpace(text)) > 0 {
+	if len(text) > 0 { // blanks are no object
 		var err error
 		if given, err = scan(text); err != nil {
 			return badBody(err)
