@@ -151,7 +151,7 @@ func TestCPULimit(t *testing.T) {
 func TestIOLimit(t *testing.T) {
 	testenv.OncePerRun(t)
 	f := shared(t)
-	id := f.one("--io-limit", "8MiB")
+	id := f.one("--io-limit", "16MiB")
 	for what, command := range map[string]string{
 		"write": "dd if=/dev/zero of=/var/tmp/x bs=1M count=%d oflag=direct",
 	} {
@@ -164,14 +164,14 @@ func TestIOLimit(t *testing.T) {
 		short := took(8)
 		rate := 24 / (took(32) - short).Seconds()
 		t.Logf("%s: %.2f MiB/s", what, rate)
-		if rate > 8*1.1 || rate < 8*0.8 && idleHost(t) {
-			t.Errorf("%s: %.2f MiB/s, the limit is 8", what, rate)
+		if rate > 16*1.1 || rate < 16*0.8 && idleHost(t) {
+			t.Errorf("%s: %.2f MiB/s, the limit is 16", what, rate)
 		}
 	}
 	begin := time.Now()
 	f.run("exec", id, "--", "sh", "-c", "dd if=/var/tmp/x of=/dev/null bs=1M iflag=direct count=32")
-	if rate := 32 / time.Since(begin).Seconds(); rate > 8*1.15 {
-		t.Errorf("read: %.2f MiB/s, the limit is 8", rate)
+	if rate := 32 / time.Since(begin).Seconds(); rate > 16*1.15 {
+		t.Errorf("read: %.2f MiB/s, the limit is 16", rate)
 	}
 }
 
@@ -187,7 +187,7 @@ func TestNeighbours(t *testing.T) {
 	alone := f.spin(id, 4)
 	n := 20
 	if !testenv.Soak() {
-		n = 10 // they take a while to start
+		n = 8 // they take a while to start
 	}
 	var wg sync.WaitGroup
 	neighbours := f.fork(n, "--cpu-limit", "5%")

@@ -30,7 +30,7 @@ func parseMounts(text string) []mount {
 			m.version = 2
 		case "cgroup":
 			m.version = 1
-			for _, o := range strings.Split(right[2], ",") {
+			for o := range strings.SplitSeq(right[2], ",") {
 				switch o {
 				case "memory", "cpu", "cpuacct", "pids":
 					m.controllers = append(m.controllers, Controller(o))
@@ -64,7 +64,7 @@ func parseGroups(text string) map[Controller]string {
 			groups[""] = f[2]
 			continue
 		}
-		for _, c := range strings.Split(f[1], ",") {
+		for c := range strings.SplitSeq(f[1], ",") {
 			if c == "blkio" {
 				c = string(IO)
 			}

@@ -8,6 +8,7 @@ import (
 )
 
 func TestParse(t *testing.T) {
+	//nolint:dupword // That is how they are named.
 	mounts := parseMounts(`24 1 0:22 / /sys rw - sysfs sysfs rw
 30 24 0:26 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory
 31 24 0:27 /docker/abc /sys/fs/cgroup/cpu\040set rw - cgroup cgroup rw,cpuacct,cpu,xattr
@@ -66,23 +67,28 @@ func TestChoose(t *testing.T) {
 		want string // the directory, or why there is none
 	}{
 		{"a service of root's", []ancestor{
-			{dir: "/system.slice", controllers: all, writable: true}, {dir: "/", controllers: all, writable: true, root: true, others: true},
+			{dir: "/system.slice", controllers: all, writable: true},
+			{dir: "/", controllers: all, writable: true, root: true, others: true},
 			{dir: "/system.slice/forkd.service", controllers: all, writable: true, own: true},
 		}, "/system.slice"},
 		{"root's shell", []ancestor{
-			{dir: "/user.slice/user-0.slice", controllers: some, writable: true}, {dir: "/user.slice", controllers: all, writable: true},
+			{dir: "/user.slice/user-0.slice", controllers: some, writable: true},
+			{dir: "/user.slice", controllers: all, writable: true},
 			{dir: "/", controllers: all, writable: true, root: true, others: true},
 			{dir: "/user.slice/user-0.slice/session-1.scope", controllers: some, writable: true, others: true, own: true},
 		}, "/user.slice"},
 		{"a user's scope", []ancestor{
-			{dir: "/u/app.slice", controllers: some, writable: true}, {dir: "/u", controllers: some, writable: true}, {dir: "/", controllers: all},
+			{dir: "/u/app.slice", controllers: some, writable: true},
+			{dir: "/u", controllers: some, writable: true},
+			{dir: "/", controllers: all},
 			{dir: "/u/app.slice/run.scope", controllers: some, writable: true, own: true},
 		}, "/u/app.slice"},
 		{"a user's session", []ancestor{
 			{dir: "/u", controllers: all}, {dir: "/", controllers: all}, {dir: "/u/session.scope", controllers: all, others: true, own: true},
 		}, "not writable"},
 		{"a service with a user", []ancestor{
-			{dir: "/system.slice", controllers: all}, {dir: "/", controllers: all},
+			{dir: "/system.slice", controllers: all},
+			{dir: "/", controllers: all},
 			{dir: "/system.slice/forkd.service", controllers: all, writable: true, own: true},
 		}, "/system.slice/forkd.service"},
 		{"in the host's root", []ancestor{{dir: "/", controllers: all, writable: true, root: true, others: true, own: true}}, "/"},
@@ -137,6 +143,7 @@ func TestSettings(t *testing.T) {
 
 // FuzzParse: what the kernel says is read without a panic, whatever it says in containers of whatever kind.
 func FuzzParse(f *testing.F) {
+	//nolint:dupword // That is how they are named.
 	f.Add("30 24 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", "0::/a\n", "oom_kill 1\n8:0 rbytes=1 wbytes=2\n")
 	f.Fuzz(func(t *testing.T, mounts, groups, text string) {
 		own := parseGroups(groups)

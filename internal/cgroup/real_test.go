@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,15 +48,15 @@ func child(what string) {
 				b[i] = byte(i)
 			}
 			all = append(all, b)
-			fmt.Fprintln(os.Stdout, len(all), "MiB") //nolint:forbidigo // It is what it says.
+			fmt.Fprintln(os.Stdout, len(all), "MiB")
 		}
 	case "spin":
-		for {
+		for n := 1; n > 0; n = n%3 + 1 {
 		}
 	case "processes":
 		n := 0
 		for range 200 {
-			cmd := exec.CommandContext(context.Background(), "/proc/self/exe") //nolint:forbidigo // A main of its own.
+			cmd := exec.CommandContext(context.Background(), "/proc/self/exe")
 			cmd.Env = []string{envChild + "=wait"}
 			in, _ := cmd.StdinPipe()
 			if err := cmd.Start(); err != nil {
@@ -97,7 +98,7 @@ func tree(t *testing.T, need ...Controller) *Tree {
 			testenv.Missing(t, "cgroup-"+string(c), why)
 		}
 	}
-	if slicesContain(os.Getenv(testenv.EnvRequire), "cgroup-2") && tr.Version() != 2 {
+	if slices.Contains(strings.Fields(os.Getenv(testenv.EnvRequire)), "cgroup-2") && tr.Version() != 2 {
 		t.Fatalf("version %d", tr.Version())
 	}
 	t.Cleanup(func() {
@@ -113,15 +114,6 @@ func tree(t *testing.T, need ...Controller) *Tree {
 	})
 	t.Logf("version %d at %s", tr.Version(), tr.Place())
 	return tr
-}
-
-func slicesContain(list, word string) bool {
-	for _, w := range strings.Fields(list) {
-		if w == word {
-			return true
-		}
-	}
-	return false
 }
 
 type running struct {

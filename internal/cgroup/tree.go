@@ -226,7 +226,7 @@ func look(dir string, own bool) ancestor {
 	a.root = errors.Is(err, fs.ErrNotExist)
 	a.threaded = err == nil && strings.TrimSpace(string(kind)) == "threaded"
 	controllers, _ := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
-	for _, c := range strings.Fields(string(controllers)) {
+	for c := range strings.FieldsSeq(string(controllers)) {
 		a.controllers = append(a.controllers, Controller(c))
 	}
 	procs, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
@@ -245,7 +245,7 @@ func diskOf(file string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s is on a file system that is on no disk of its own", file)
 	}
-	if _, err := os.Stat(filepath.Join(dir, "partition")); err != nil {
+	if _, err := os.Stat(filepath.Join(dir, "partition")); errors.Is(err, fs.ErrNotExist) {
 		return name, nil
 	}
 	number, err := os.ReadFile(filepath.Join(filepath.Dir(dir), "dev"))

@@ -114,8 +114,8 @@ const (
 // groups are the control groups of VM processes. Their name is of this home: other daemons have others.
 func (c *Config) groups() *cgroup.Tree {
 	root := c.Home.Root
-	if real, err := filepath.EvalSymlinks(root); err == nil {
-		root = real
+	if resolved, err := filepath.EvalSymlinks(root); err == nil {
+		root = resolved
 	}
 	sum := sha256.Sum256([]byte(root))
 	return cgroup.Open(cgroup.Config{
