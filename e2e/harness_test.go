@@ -117,7 +117,7 @@ func groupsOf(home string) []string {
 		if err == nil && d.IsDir() && strings.Contains(path, "/"+name+"/") {
 			found = append(found, path)
 		}
-		return nil //nolint:nilerr // Groups come and go.
+		return nil // Groups come and go.
 	})
 	return found
 }

@@ -101,12 +101,13 @@ func cpuOf(t *testing.T, pid int) time.Duration {
 		t.Fatal(err)
 	}
 	_, rest, _ := strings.Cut(string(stat), ") ")
-	var ticks time.Duration
+	const tick = 10 * time.Millisecond
+	ticks := 0
 	for _, n := range strings.Fields(rest)[11:13] {
 		v, _ := strconv.Atoi(n)
-		ticks += time.Duration(v)
+		ticks += v
 	}
-	return ticks * time.Second / 100
+	return time.Duration(ticks) * tick
 }
 
 // idleHost says whether this host had time to give: what was measured would say nothing of a limit otherwise.
