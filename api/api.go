@@ -29,7 +29,8 @@ const (
 	CodeBusy         Code = "busy"
 	CodeUnsupported  Code = "unsupported"
 	CodeUnavailable  Code = "unavailable"
-	CodeExhausted    Code = "exhausted"
+	CodeExhausted    Code = "exhausted"   // in the guest, or of a kind that is counted
+	CodeNoCapacity   Code = "no_capacity" // the host has no room for it now
 	CodeIncompatible Code = "incompatible"
 	CodeCorrupt      Code = "corrupt"
 	CodeTimeout      Code = "timeout"

@@ -122,7 +122,7 @@ func TestErrorsOfBranches(t *testing.T) {
 		{fmt.Errorf("branch: %w", errLive), http.StatusConflict, api.CodeIncompatible, true},
 		{fmt.Errorf("branch: %w", lineage.ErrState), http.StatusConflict, api.CodeWrongState, false},
 		{fmt.Errorf("branch: %w", host.ErrBusy), http.StatusConflict, api.CodeBusy, false},
-		{fmt.Errorf("branch: %w", host.ErrExhausted), http.StatusInsufficientStorage, api.CodeExhausted, false},
+		{fmt.Errorf("branch: %w", host.ErrExhausted), http.StatusServiceUnavailable, api.CodeNoCapacity, false},
 		{fmt.Errorf("branch: %w", host.ErrUnsupported), http.StatusNotImplemented, api.CodeUnsupported, false},
 	} {
 		e := toAPI(tt.err)

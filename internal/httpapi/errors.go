@@ -30,7 +30,7 @@ func kinds() []struct {
 		{engine.ErrIncompatible, api.CodeIncompatible},
 		{engine.ErrUnavailable, api.CodeUnavailable},
 		{engine.ErrLiveUnavailable, api.CodeIncompatible},
-		{host.ErrExhausted, api.CodeExhausted},
+		{host.ErrExhausted, api.CodeNoCapacity},
 		{access.ErrUnknown, api.CodeUnauthorized},
 		{access.ErrExpired, api.CodeUnauthorized},
 		{access.ErrInvalid, api.CodeInvalid},
@@ -71,7 +71,7 @@ func status(code api.Code) int {
 		return http.StatusConflict
 	case api.CodeUnsupported:
 		return http.StatusNotImplemented
-	case api.CodeUnavailable:
+	case api.CodeUnavailable, api.CodeNoCapacity:
 		return http.StatusServiceUnavailable
 	case api.CodeExhausted:
 		return http.StatusInsufficientStorage
