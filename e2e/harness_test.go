@@ -95,9 +95,7 @@ func leftovers(home string) []string {
 	if _, err := os.Lstat(filepath.Join(home, "forkd.sock")); err == nil {
 		left = append(left, "forkd.sock")
 	}
-	for _, dir := range groupsOf(home) {
-		left = append(left, dir)
-	}
+	left = append(left, groupsOf(home)...)
 	for _, pid := range machinesOf(home) {
 		left = append(left, fmt.Sprintf("process %d", pid))
 	}
