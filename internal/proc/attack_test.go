@@ -533,6 +533,7 @@ func TestJailedCopy(t *testing.T) {
 // in the root that it cannot see itself.
 func TestJailInChroot(t *testing.T) {
 	testenv.Need(t, "root")
+	newJailer(t) // which a host that makes no jails has not
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -70,6 +70,16 @@ func probes() map[string]probe {
 	}
 }
 
+// found are things that only the test which needs them can look for.
+func found() []string {
+	return []string{"cgroups", "cgroup-1", "cgroup-2", "jail", "landlock", "live", "pypi", "strace", "systemd-analyze"}
+}
+
+func known(thing string) bool {
+	_, ok := probes()[thing]
+	return ok || slices.Contains(found(), thing)
+}
+
 // errNoVM is no lack of this machine's: whoever runs the tests will start machines another time.
 var errNoVM = errors.New(EnvNoVM + " is set")
 
@@ -97,6 +107,9 @@ func Need(t testing.TB, things ...string) {
 // thing is named in EnvRequire.
 func Missing(t testing.TB, thing, reason string) {
 	t.Helper()
+	if !known(thing) {
+		t.Fatalf("testenv: nothing is known about %q", thing)
+	}
 	if slices.Contains(strings.Fields(os.Getenv(EnvRequire)), thing) {
 		t.Fatalf("%s is required here (%s) but missing: %s", thing, EnvRequire, reason)
 	}

@@ -2,6 +2,8 @@ package testenv
 
 import (
 	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -69,11 +71,19 @@ func TestNeed(t *testing.T) {
 	})
 }
 
-// TestRequireKnowsItsThings: a misspelt name in CI's declaration would require nothing.
+// TestRequireKnowsItsThings: a misspelt name in CI's declaration would require nothing. The declaration is read where it is
+// written, so that it fails here before it does there.
 func TestRequireKnowsItsThings(t *testing.T) {
-	known := probes()
-	for thing := range strings.FieldsSeq(os.Getenv(EnvRequire)) {
-		if _, ok := known[thing]; !ok {
+	script, err := os.ReadFile(filepath.Join(Root(t), ".ci", "run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	declared := regexp.MustCompile(`(?m)^export ` + EnvRequire + `="(.*)"$`).FindSubmatch(script)
+	if declared == nil {
+		t.Fatalf(".ci/run does not export %s", EnvRequire)
+	}
+	for thing := range strings.FieldsSeq(string(declared[1]) + " " + os.Getenv(EnvRequire)) {
+		if !known(thing) {
 			t.Errorf("%s names %q, which testenv does not know", EnvRequire, thing)
 		}
 	}
