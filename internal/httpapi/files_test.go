@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
@@ -55,7 +54,7 @@ func fileServer(t *testing.T) (base, dir string, guest *localGuest) {
 		}
 		return guest, nil
 	}}
-	s := &Server{Log: slog.New(slog.DiscardHandler)}
+	s := newServer(t)
 	server := httptest.NewServer(asOwner(s.router(f.operations())))
 	t.Cleanup(server.Close)
 	return server.URL + "/v1/sandboxes/sb/files", t.TempDir(), guest
