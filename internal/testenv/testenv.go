@@ -72,7 +72,10 @@ func probes() map[string]probe {
 
 // found are things that only the test which needs them can look for.
 func found() []string {
-	return []string{"cgroups", "cgroup-1", "cgroup-2", "jail", "landlock", "live", "pypi", "strace", "systemd-analyze"}
+	return []string{
+		"cgroups", "cgroup-2", "cgroup-cpu", "cgroup-io", "cgroup-memory", "cgroup-pids", "jail", "landlock", "live", "pypi", "strace",
+		"systemd-analyze",
+	}
 }
 
 func known(thing string) bool {
