@@ -39,10 +39,10 @@ func (h *Host) pauseIf(ctx context.Context, s *sandbox, reason string, still fun
 	if err != nil {
 		return View{}, fmt.Errorf("pause %s: %w", s.id, s.orEnded(err))
 	}
+	s.announce(func() { h.tell(events.SandboxPaused, s, reason) })
 	done(lineage.Paused)
 	s.timeOver()
 	h.record(s)
-	h.tell(events.SandboxPaused, s, reason)
 	return s.view().withUsage(), nil
 }
 
@@ -83,7 +83,7 @@ func (h *Host) Resume(ctx context.Context, id string) (View, error) {
 	}
 	h.arm(s)
 	h.record(s)
-	h.tell(events.SandboxResumed, s, "")
+	s.announce(func() { h.tell(events.SandboxResumed, s, "") })
 	return s.view().withUsage(), nil
 }
 

@@ -58,6 +58,7 @@ type sandbox struct {
 	state      lineage.State
 	work       lineage.Work  // what is being done with it and excludes everything else; "": nothing
 	idle       chan struct{} // closed when that is over
+	news       func()        // what is told at that moment; nil: nothing
 	reason     string
 	console    []byte // kept after the machine's death
 	ended      bool
@@ -166,7 +167,19 @@ func (s *sandbox) beginIf(ctx context.Context, work lineage.Work, still func() b
 		if next != "" && s.state.To(next) == nil {
 			s.state = next
 		}
+		if s.news != nil {
+			s.news()
+			s.news = nil
+		}
 	}), nil
+}
+
+// announce has news of a work told at the moment it ends: who hears them may begin with the sandbox at once, and all hear
+// them in the order in which things were. tell is called with mu held.
+func (s *sandbox) announce(tell func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.news = tell
 }
 
 // goOn names what is left of a work when the sandbox runs again.

@@ -44,7 +44,7 @@ func (h *Host) suspendIf(ctx context.Context, s *sandbox, reason string, still f
 		h.arm(s)
 		return View{}, fmt.Errorf("suspend %s: %w", s.id, s.orEnded(h.explainFull(err)))
 	}
-	h.tell(events.SandboxSuspended, s, reason)
+	s.announce(func() { h.tell(events.SandboxSuspended, s, reason) })
 	return s.view(), nil
 }
 
@@ -174,7 +174,7 @@ func (h *Host) Wake(ctx context.Context, id string) (View, error) {
 		return View{}, fmt.Errorf("wake %s: %w", s.id, s.orEnded(err))
 	}
 	h.arm(s)
-	h.tell(events.SandboxWoken, s, "")
+	s.announce(func() { h.tell(events.SandboxWoken, s, "") })
 	return s.view().withUsage(), nil
 }
 
