@@ -284,6 +284,37 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
+// TestAdoptedAfterItsSleep: what a sandbox was when it slept has no tag and, once it is awake, no device state. Its next branch
+// stands on that, also in a daemon that has to read it from disk.
+func TestAdoptedAfterItsSleep(t *testing.T) {
+	h, _ := adoptingHost(t)
+	id := h.one(t, ForkSpec{}).ID
+	h.sandboxOf(t, id).machine.(*held).set("one")
+	if _, err := h.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Wake(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	h.sandboxOf(t, id).machine.(*held).set("two")
+	h, log := leaveAndOpen(t, h, func() {})
+	if v, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x", Mode: BranchDiff}); err != nil {
+		t.Fatalf("branch: %+v, %v\n%s", v, err, log)
+	}
+	if _, err := h.Suspend(t.Context(), id); err != nil {
+		t.Errorf("suspend: %v", err)
+	}
+	if _, err := h.Wake(t.Context(), id); err != nil {
+		t.Errorf("wake: %v", err)
+	}
+	if got := h.sandboxOf(t, id).machine.(*held).get(); got != "two" {
+		t.Errorf("woken with %q", got)
+	}
+	if err := h.Kill(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+}
+
 // checkHotAgain: forks of an adopted machine's snapshot map the memory that it maps.
 func checkHotAgain(t *testing.T, h *Host, key string, users int) {
 	t.Helper()

@@ -158,7 +158,7 @@ func (b *branch) writeMemory(ctx context.Context, c *engine.Captured, v memory.V
 	if b.mode == BranchFull {
 		return memory.SaveView(ctx, b.h.layers, v, nil, layer.Digest{}, nil)
 	}
-	hot, err := b.h.hot.acquire(ctx, parent)
+	hot, err := b.h.hot.acquireBelow(ctx, parent)
 	if err != nil {
 		return layer.Info{}, err
 	}

@@ -69,6 +69,15 @@ func (c *hotCache) acquire(ctx context.Context, m store.Snapshot) (*hotImage, er
 	return c.acquireWith(ctx, m, func() ([]byte, error) { return c.h.store.State(m) })
 }
 
+// acquireBelow is acquire for the memory that a branch stands on. What a sandbox was when it slept has no tag, and its device
+// state went when it woke: no machine is restored from that any more.
+func (c *hotCache) acquireBelow(ctx context.Context, m store.Snapshot) (*hotImage, error) {
+	if m.Tag != "" {
+		return c.acquire(ctx, m)
+	}
+	return c.acquireWith(ctx, m, func() ([]byte, error) { return nil, nil })
+}
+
 // acquireWith is acquire for a machine whose device state is kept elsewhere.
 func (c *hotCache) acquireWith(ctx context.Context, m store.Snapshot, state func() ([]byte, error)) (*hotImage, error) {
 	c.mu.Lock()
