@@ -37,7 +37,11 @@ func TestJail(t *testing.T) {
 	f.json(&info, "doctor")
 	for _, c := range info.Checks {
 		if c.Name == "confinement" && c.Status != "pass" {
-			testenv.Missing(t, "jail", c.Detail)
+			thing := "jail"
+			if os.Geteuid() != 0 { // another matter: in a chroot nobody but root makes namespaces
+				thing = "namespaces"
+			}
+			testenv.Missing(t, thing, c.Detail)
 		}
 	}
 	children := f.fork(2)

@@ -73,8 +73,8 @@ func probes() map[string]probe {
 // found are things that only the test which needs them can look for.
 func found() []string {
 	return []string{
-		"cgroups", "cgroup-2", "cgroup-cpu", "cgroup-io", "cgroup-memory", "cgroup-pids", "jail", "landlock", "live", "pypi", "strace",
-		"systemd-analyze",
+		"cgroups", "cgroup-2", "cgroup-cpu", "cgroup-io", "cgroup-memory", "cgroup-pids", "jail", "landlock", "live", "namespaces", "pypi",
+		"strace", "systemd-analyze",
 	}
 }
 
