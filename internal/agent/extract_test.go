@@ -20,6 +20,7 @@ import (
 	"forkd.dev/forkd/internal/agent/account"
 	"forkd.dev/forkd/internal/agent/agenttest"
 	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/testenv"
 )
 
 // archiveOf makes a tar of headers; a regular file's content is its Size times "x" unless given.
@@ -263,9 +264,7 @@ func TestUnpackAsUser(t *testing.T) {
 	if err := errors.Join(os.Mkdir(theirs, 0o755), os.Chown(theirs, 12345, 12345)); err != nil {
 		t.Fatal(err)
 	}
-	for d := theirs; d != "/"; d = filepath.Dir(d) {
-		_ = os.Chmod(d, 0o755) // so that the user can get there
-	}
+	testenv.Enterable(t, dir)
 	user := testUser(12345)
 	b := archiveOf(t, file("f", "x"))
 	err := account.As(user, func() error { return unpack(t.Context(), theirs, user, bytes.NewReader(b)) })

@@ -247,13 +247,7 @@ func attack(out io.Writer, p *prey) {
 func newPrey(t *testing.T) *prey {
 	t.Helper()
 	home := t.TempDir() // 0755: that others may not enter it is one layer too many for this test
-	// Those above the run's own directory are the host's: they are as they are.
-	run := os.Getenv("TMPDIR") // testenv.Main has made it
-	for dir := home; strings.HasPrefix(dir, run) && run != ""; dir = filepath.Dir(dir) {
-		if err := os.Chmod(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
+	testenv.Enterable(t, home)
 	p := &prey{
 		parent: os.Getpid(), secret: filepath.Join(home, "secret"), backing: filepath.Join(home, "hot", "backing"),
 		own: filepath.Join(home, "machine", "disk", "own"), abstract: fmt.Sprintf("@forkd-test-%d", os.Getpid()),

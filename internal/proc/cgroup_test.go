@@ -101,13 +101,7 @@ func TestCgroups(t *testing.T) {
 				if dir == "" {
 					continue
 				}
-				text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if got := strings.Fields(string(text)); len(got) != 1 || got[0] != strconv.Itoa(p.PID()) {
-					t.Errorf("in %s are %v, want %d alone", dir, got, p.PID())
-				}
+				aloneIn(t, dir, p.PID())
 			}
 			if err := p.Kill(); err != nil {
 				t.Error(err)
@@ -156,4 +150,29 @@ func TestCgroupIsGone(t *testing.T) {
 		}
 	}
 	_ = dir.Close()
+}
+
+// aloneIn waits until a process is the only one in a group: the thread that started it has entered the group as well, and is
+// listed until the kernel has done away with it, a moment after it ended.
+func aloneIn(t *testing.T, dir string, pid int) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	deadline := time.After(testenv.Timeout(5 * time.Second))
+	for {
+		text, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := strings.Fields(string(text))
+		if len(got) == 1 && got[0] == strconv.Itoa(pid) {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Errorf("in %s are %v, want %d alone", dir, got, pid)
+			return
+		}
+	}
 }

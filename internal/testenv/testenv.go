@@ -119,6 +119,25 @@ func Missing(t testing.TB, thing, reason string) {
 	t.Skipf("needs %s: %s", thing, reason)
 }
 
+// Enterable lets every user into dir, which t.TempDir has made, and into what is above it as far as the run has made that. The
+// rest is the host's, and stays as it is: a test that opened directories up to the root took the sticky bit off /tmp.
+func Enterable(t testing.TB, dir string) {
+	t.Helper()
+	last := filepath.Dir(dir) // the test's
+	if run := os.Getenv(envRun); run != "" && strings.HasPrefix(dir, run) {
+		last = run
+	}
+	for ; strings.HasPrefix(dir, last); dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err == nil {
+			err = os.Chmod(dir, info.Mode()|0o111)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Soak reports whether the long counts were asked for.
 func Soak() bool { return on(EnvSoak) }
 
