@@ -121,10 +121,10 @@ func (a *App) onTerminal(
 	}, pty)
 	t.restore()
 	switch {
+	case ctx.Err() != nil: // also when the end of what was hung up was heard of first
+		return guestExitError(exitInterrupted)
 	case err == nil:
 		return a.exit(end)
-	case ctx.Err() != nil:
-		return guestExitError(exitInterrupted)
 	}
 	if term.IsTerminal(int(a.In.Fd())) && a.Getenv("TERM") != "dumb" {
 		_, _ = io.WriteString(a.Out, calm)
