@@ -1,7 +1,10 @@
 package proc
 
 import (
+	"errors"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/internal/testenv"
 )
@@ -19,6 +22,19 @@ func newJailer(t testing.TB) *Jailer {
 			t.Error(err)
 		}
 	})
+	if j.Privileged() {
+		return j
+	}
+	// Whether users may make namespaces is seen when one is tried.
+	p, err := Start(t.Context(), &Command{Path: "/usr/bin/true", Jail: &Jail{Jailer: j}, Confine: &Confine{ReadOnly: base()}})
+	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSPC) {
+		testenv.Missing(t, "namespaces", err.Error())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-p.Done()
+	p.Release()
 	return j
 }
 
