@@ -48,7 +48,7 @@ type chaos struct {
 func TestChaos(t *testing.T) {
 	c := newChaos(t)
 	rounds := number(t, "FORKD_TEST_CHAOS", 10, 1000)
-	begin := c.counts()
+	begin, before := c.counts(), c.files()
 	for round := range rounds {
 		c.round(round)
 		if t.Failed() {
@@ -62,6 +62,11 @@ func TestChaos(t *testing.T) {
 		if slack := map[string]int{"descriptors": 8}[what]; n > begin[what]+slack {
 			t.Errorf("%s: %d at the beginning, %d at the end", what, begin[what], n)
 		}
+	}
+	if end["files"] > begin["files"] {
+		after := c.files()
+		maps.DeleteFunc(after, func(name string, _ bool) bool { return before[name] })
+		t.Errorf("new files: %v", slices.Sorted(maps.Keys(after)))
 	}
 }
 
@@ -357,18 +362,6 @@ func (c *chaos) counts() map[string]int {
 		}
 		return len(list)
 	}
-	files := 0
-	for _, sub := range []string{"layers", "snapshots", "images", "hot", "machines", "tmp", "unfinished", "suspended", "workspaces"} {
-		err := filepath.WalkDir(filepath.Join(c.home, sub), func(_ string, d os.DirEntry, err error) error {
-			if err == nil && !d.IsDir() {
-				files++
-			}
-			return err
-		})
-		if err != nil {
-			c.t.Fatal(err)
-		}
-	}
 	groups := 0
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
 		if err == nil && d.IsDir() && group != "" && strings.Contains(path, group) {
@@ -377,9 +370,27 @@ func (c *chaos) counts() map[string]int {
 		return nil
 	})
 	return map[string]int{
-		"processes": len(machinesOf(c.home)), "descriptors": entries(fmt.Sprintf("/proc/%d/fd", pid)), "files": files,
+		"processes": len(machinesOf(c.home)), "descriptors": entries(fmt.Sprintf("/proc/%d/fd", pid)), "files": len(c.files()),
 		"mounts": strings.Count(readFile(c.t, fmt.Sprintf("/proc/%d/mountinfo", pid)), c.home), "groups": groups,
 	}
+}
+
+// files are those of the home that sandboxes, snapshots and images take.
+func (c *chaos) files() map[string]bool {
+	c.t.Helper()
+	found := map[string]bool{}
+	for _, sub := range []string{"layers", "snapshots", "images", "hot", "machines", "tmp", "unfinished", "suspended", "workspaces"} {
+		err := filepath.WalkDir(filepath.Join(c.home, sub), func(path string, d os.DirEntry, err error) error {
+			if err == nil && !d.IsDir() {
+				found[path] = true
+			}
+			return err
+		})
+		if err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	return found
 }
 
 func tail(text string, lines int) string {

@@ -313,6 +313,13 @@ func TestAdoptedAfterItsSleep(t *testing.T) {
 	if err := h.Kill(t.Context(), id); err != nil {
 		t.Error(err)
 	}
+	h.hot.mu.Lock()
+	defer h.hot.mu.Unlock()
+	for key, e := range h.hot.entries {
+		if (e.tag == "" || strings.HasPrefix(key, keptPrefix)) && e.users == 0 {
+			t.Errorf("image %q is left, which nobody uses and nobody can ask for", key)
+		}
+	}
 }
 
 // checkHotAgain: forks of an adopted machine's snapshot map the memory that it maps.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -301,7 +302,9 @@ func (c *hotCache) release(e *hotImage) {
 func (c *hotCache) releaseLocked(e *hotImage) {
 	e.users--
 	e.used = time.Now()
-	if e.err != nil && e.users == 0 {
+	// What a sandbox was when it slept, and what an earlier daemon had, nobody can ask for again.
+	nameless := e.tag == "" || strings.HasPrefix(e.key, keptPrefix)
+	if e.users == 0 && (e.err != nil || nameless) {
 		c.drop(e)
 	}
 }
