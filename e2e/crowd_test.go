@@ -30,6 +30,7 @@ type crowd struct {
 // TestCrowd: fifty clients fork, execute and kill, each as fast as it is answered. Nobody gets an error but one that says to come
 // again, and the daemon is as big afterwards as before.
 func TestCrowd(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := copied(t)
 	clients := number(t, "FORKD_TEST_CLIENTS", 50, 50)
 	seconds := number(t, "FORKD_TEST_CROWD", 20, 300)

@@ -129,6 +129,7 @@ func TestEval(t *testing.T) {
 // TestBigFileBothWays: constant memory on both sides shows as a guest and a daemon that stay small; the digest shows
 // that nothing was lost.
 func TestBigFileBothWays(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	megabytes := 128
