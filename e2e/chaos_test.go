@@ -55,6 +55,9 @@ func TestChaos(t *testing.T) {
 			t.Fatalf("after round %d of %d; the daemon's log:\n%s", round+1, rounds, tail(readFile(t, filepath.Join(c.home, "daemon.log")), 40))
 		}
 	}
+	// Layers that nothing needs any more go when something is removed, or when a daemon starts.
+	c.run("daemon", "stop")
+	c.run("daemon", "start")
 	end := c.counts()
 	t.Logf("%d rounds: went well %v, failed as they may %v; at the beginning %v, at the end %v", rounds, c.done, c.failed, begin, end)
 	for what, n := range end {
