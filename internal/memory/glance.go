@@ -1,13 +1,10 @@
 package memory
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,28 +29,20 @@ func Glance(pid int) (Usage, error) {
 func parseStatus(b []byte) (Usage, error) {
 	var u Usage
 	found := false
-	for line := range bytes.Lines(b) {
-		name, rest, ok := strings.Cut(string(line), ":")
-		fields := strings.Fields(rest)
-		if !ok || len(fields) != 2 || fields[1] != "kB" {
-			continue
-		}
-		var sum *int64
+	err := eachSize(b, func(name string) *int64 {
 		switch name {
 		case "RssAnon":
-			sum, found = &u.OwnBytes, true
+			found = true
+			return &u.OwnBytes
 		case "VmSwap":
-			sum = &u.OwnBytes
+			return &u.OwnBytes
 		case "RssFile", "RssShmem":
-			sum = &u.SharedBytes
-		default:
-			continue
+			return &u.SharedBytes
 		}
-		kib, err := strconv.ParseInt(fields[0], 10, 53)
-		if err != nil {
-			return Usage{}, fmt.Errorf("status: %s: %w", name, err)
-		}
-		*sum += kib << 10
+		return nil
+	})
+	if err != nil {
+		return Usage{}, fmt.Errorf("status: %w", err)
 	}
 	if !found { // a zombie has no memory, and none of these lines
 		return Usage{}, fmt.Errorf("it has no memory any more: %w", fs.ErrNotExist)

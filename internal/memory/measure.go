@@ -45,30 +45,22 @@ func parseSmapsRollup(b []byte) (Usage, error) {
 	var u Usage
 	var rss, anonymous int64
 	found := false
-	for line := range bytes.Lines(b) {
-		name, rest, ok := strings.Cut(string(line), ":")
-		fields := strings.Fields(rest)
-		if !ok || len(fields) != 2 || fields[1] != "kB" {
-			continue
-		}
-		var sum *int64
+	err := eachSize(b, func(name string) *int64 {
 		switch name {
 		case "Anonymous":
-			sum = &anonymous
+			return &anonymous
 		case "Swap":
-			sum = &u.OwnBytes
+			return &u.OwnBytes
 		case "Rss":
-			sum = &rss
+			return &rss
 		case "Pss":
-			sum, found = &u.ProportionalBytes, true
-		default:
-			continue
+			found = true
+			return &u.ProportionalBytes
 		}
-		kib, err := strconv.ParseInt(fields[0], 10, 53)
-		if err != nil {
-			return Usage{}, fmt.Errorf("smaps_rollup: %s: %w", name, err)
-		}
-		*sum += kib << 10
+		return nil
+	})
+	if err != nil {
+		return Usage{}, fmt.Errorf("smaps_rollup: %w", err)
 	}
 	if !found {
 		// The kernel answers a process that has no memory left, a zombie, with an empty file.
@@ -77,4 +69,26 @@ func parseSmapsRollup(b []byte) (Usage, error) {
 	u.OwnBytes += anonymous
 	u.SharedBytes = rss - anonymous
 	return u, nil
+}
+
+// eachSize adds the sizes of one of the kernel's lists, whose lines are "Name: 12 kB", to the sums that sum gives for their
+// names, in bytes.
+func eachSize(b []byte, sum func(name string) *int64) error {
+	for line := range bytes.Lines(b) {
+		name, rest, ok := strings.Cut(string(line), ":")
+		fields := strings.Fields(rest)
+		if !ok || len(fields) != 2 || fields[1] != "kB" {
+			continue
+		}
+		total := sum(name)
+		if total == nil {
+			continue
+		}
+		kib, err := strconv.ParseInt(fields[0], 10, 53)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		*total += kib << 10
+	}
+	return nil
 }
