@@ -70,30 +70,14 @@ func (x *execStream) send(e api.ExecEvent) error {
 
 // keepAlive says until it is stopped, which waits, that the line stands.
 func (x *execStream) keepAlive(ctx context.Context) (stop func()) {
-	end := make(chan struct{})
-	var running sync.WaitGroup
-	running.Go(func() {
-		tick := time.NewTicker(keepAlive)
-		defer tick.Stop()
-		for {
-			select {
-			case <-tick.C:
-			case <-end:
-				return
-			case <-ctx.Done():
-				return
-			}
-			x.mu.Lock()
-			if x.out.begun {
-				_ = x.out.keepAlive()
-			}
-			x.mu.Unlock()
+	return every(keepAlive, func() (more bool) {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.out.begun {
+			_ = x.out.keepAlive()
 		}
+		return ctx.Err() == nil
 	})
-	return func() {
-		close(end)
-		running.Wait()
-	}
 }
 
 // flusher takes output.

@@ -15,10 +15,21 @@ const hangupInterval = time.Second
 // watchHangup calls gone when the client has closed its connection, until stop is called, which waits. Reading would tell
 // as well, but not while what the client has sent waits for a guest that takes nothing.
 func watchHangup(client net.Conn, gone func()) (stop func()) {
+	return every(hangupInterval, func() (more bool) {
+		if hungUp(client) {
+			gone()
+			return false
+		}
+		return true
+	})
+}
+
+// every does something again and again until it wants no more or stop is called, which waits.
+func every(interval time.Duration, do func() (more bool)) (stop func()) {
 	end := make(chan struct{})
 	var running sync.WaitGroup
 	running.Go(func() {
-		tick := time.NewTicker(hangupInterval)
+		tick := time.NewTicker(interval)
 		defer tick.Stop()
 		for {
 			select {
@@ -26,8 +37,7 @@ func watchHangup(client net.Conn, gone func()) (stop func()) {
 			case <-end:
 				return
 			}
-			if hungUp(client) {
-				gone()
+			if !do() {
 				return
 			}
 		}
