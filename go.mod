@@ -22,6 +22,8 @@ require (
 	golang.org/x/term v0.48.0
 )
 
+require gvisor.dev/gvisor v0.0.0-20260224225140-573d5e7127a8 // indirect
+
 require (
 	github.com/beorn7/perks v1.0.1 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
