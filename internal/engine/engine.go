@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"strings"
 
 	"forkd.dev/forkd/internal/cgroup"
@@ -67,6 +68,9 @@ type Spec struct {
 	MemoryBytes int64
 	Disk        Disk
 	Boot        *Boot // nil for Restore
+	// Link is the machine's end of its network: a connected datagram socket that carries one Ethernet frame a datagram. The
+	// caller closes it. Nil: a link with nobody at its other end.
+	Link *os.File
 	// Cgroup is the control group that the VM process is started in; nil: the daemon's. The caller closes it.
 	Cgroup *cgroup.Entry
 }

@@ -46,6 +46,9 @@ func Run(t *testing.T, e engine.Engine) {
 		{"HostileStateIsAnError", testHostileState},
 		{"BadSpecIsRefused", testBadSpec},
 		{"RestoredCannotFreeze", testRestoredCannotFreeze},
+		{"Link", testLink},
+		{"LinkToNobody", testLinkToNobody},
+		{"LinkNobodyReads", testLinkNobodyReads},
 		{"Bury", testBury},
 		{"Adopt", testAdopt},
 		{"Capture", testCapture},
@@ -76,6 +79,7 @@ func (f *fixture) boot(t *testing.T) {
 	g := Talk(t, m)
 	t.Log(g.Do("facts"))
 	g.Do("set parent memory")
+	g.Do("link")
 	g.Do("write 4096 disk")
 	f.checkpoint, err = m.Freeze(t.Context())
 	if err != nil {

@@ -16,6 +16,13 @@ const (
 	fdQMP
 	fdConsole
 	fdState
+	fdLink
+)
+
+// What the guest sees of its network, the same in every machine, as package network has it.
+const (
+	linkMAC = "02:66:6b:64:00:02"
+	linkMTU = 65520
 )
 
 // platform is everything the arguments depend on besides the spec: what makes two machines of the same format equal.
@@ -63,7 +70,7 @@ func argv(p *platform, spec *engine.Spec, m mode) ([]string, error) {
 	}
 	args := []string{
 		"-name", "forkd-" + escape(spec.ID),
-		"-no-user-config", "-nodefaults", "-display", "none", "-nic", "none", "-no-reboot",
+		"-no-user-config", "-nodefaults", "-display", "none", "-no-reboot",
 		// spawn=deny kills QEMU at any fork or exec; resourcecontrol=deny keeps it from renicing itself.
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 	}
@@ -72,10 +79,13 @@ func argv(p *platform, spec *engine.Spec, m mode) ([]string, error) {
 	args = append(args, p.channelArgs()...)
 	args = append(args, p.diskArgs(spec, m)...)
 	args = append(args, "-object", "rng-builtin,id=rng0", "-device", "virtio-rng-pci,id=rng,rng=rng0,addr=0x5,"+p.virtio())
+	args = append(args, p.linkArgs()...)
 	// Both ends of a restore must leave out the configuration section and the description of the stream.
 	args = append(args, "-global", "migration.send-configuration=off")
 	// Or a machine captured while it was stopped would be stopped again where it is restored.
 	args = append(args, "-global", "migration.store-global-state=off")
+	// A restored machine would tell its network where it is from now on: on this one there is nobody to be told.
+	args = append(args, "-global", "migration.announce-rounds=0")
 	if m == restored {
 		return append(args, "-incoming", "defer"), nil
 	}
@@ -147,6 +157,17 @@ func (p *platform) channelArgs() []string {
 		// every byte for the port makes it look into all queues and start a worker for the control queue.
 		"-device", "virtio-serial-pci,id=serial,max_ports=2,vectors=7,addr=0x3," + p.virtio(),
 		"-device", "virtserialport,bus=serial.0,nr=1,chardev=control,name=" + PortName,
+	}
+}
+
+// linkArgs are the guest's network device. It is there whether or not there is a network: it is part of the format. Without
+// firmware for booting from it, and without asking the guest to announce itself where it was restored, which would wake
+// it for nothing.
+func (p *platform) linkArgs() []string {
+	return []string{
+		"-netdev", fmt.Sprintf("dgram,id=link,local.type=fd,local.str=%d", fdLink),
+		"-device", fmt.Sprintf("virtio-net-pci,id=nic,netdev=link,mac=%s,host_mtu=%d,guest_announce=off,romfile=,addr=0x6,%s",
+			linkMAC, linkMTU, p.virtio()),
 	}
 }
 

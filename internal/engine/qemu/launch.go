@@ -42,7 +42,7 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }()
-	files, err := launchFiles(dir, ram)
+	files, err := launchFiles(dir, ram, spec.Link)
 	if err != nil {
 		return nil, err
 	}
@@ -152,22 +152,34 @@ func existing(paths []string) []string {
 type launchSet struct {
 	ram                          *os.File // the caller's
 	control, qmp, console, state *os.File // the child's; all but state listen; state is read by the daemon too
+	link                         *os.File // the caller's or, if it gave none, the child's
+	nobody                       bool     // it gave none
 }
 
 func (l *launchSet) child() []*os.File {
-	return []*os.File{fdRAM - 3: l.ram, fdControl - 3: l.control, fdQMP - 3: l.qmp, fdConsole - 3: l.console, fdState - 3: l.state}
+	return []*os.File{fdRAM - 3: l.ram, fdControl - 3: l.control, fdQMP - 3: l.qmp, fdConsole - 3: l.console, fdState - 3: l.state, fdLink - 3: l.link}
 }
 
 func (l *launchSet) closeChildEnds() {
 	for _, f := range []*os.File{l.control, l.qmp, l.console} {
 		_ = f.Close()
 	}
+	if l.nobody {
+		_ = l.link.Close()
+	}
 }
 
-func launchFiles(dir, ram *os.File) (_ *launchSet, err error) {
+func launchFiles(dir, ram, link *os.File) (_ *launchSet, err error) {
 	var undoes undo.Stack
 	defer undoes.Run()
-	l := &launchSet{ram: ram}
+	l := &launchSet{ram: ram, link: link}
+	if link == nil {
+		if l.link, err = deadLink(); err != nil {
+			return nil, err
+		}
+		l.nobody = true
+		undoes.Add(func() { _ = l.link.Close() })
+	}
 	for _, s := range []struct {
 		name string
 		file **os.File
@@ -184,6 +196,16 @@ func launchFiles(dir, ram *os.File) (_ *launchSet, err error) {
 	l.state = os.NewFile(uintptr(fd), "state")
 	undoes.Keep()
 	return l, nil
+}
+
+// deadLink is a link whose other end is closed: what is sent on it is refused, and nothing comes from it.
+func deadLink() (*os.File, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, fmt.Errorf("make a link: %w", err)
+	}
+	_ = unix.Close(pair[1])
+	return os.NewFile(uintptr(pair[0]), "link"), nil
 }
 
 // listen makes a listening unix socket in dir. The daemon makes it instead of QEMU so that connecting works at once,

@@ -39,7 +39,7 @@ type host struct {
 }
 
 // layoutRevision changes with the list of devices in argv, which a checkpoint depends on as on the machine type.
-const layoutRevision = "+forkd2"
+const layoutRevision = "+forkd3"
 
 func (h *host) format() engine.Format {
 	f := engine.Format{

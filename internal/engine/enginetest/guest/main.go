@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -86,6 +87,7 @@ type guest struct {
 	memory map[string][]byte
 	churn  *churn
 	ticker *ticker
+	link   *net.UDPConn
 }
 
 // answer serves lines for ever. The port reads as ended while no host is connected, which is no error.
@@ -160,6 +162,14 @@ func (g *guest) do(cmd string, args []string) (string, error) {
 			return "", err
 		}
 		return fmt.Sprintf("ok %d %d", now.UnixNano(), mono.Nano()), nil
+	case cmd == "link": // bring the network up
+		var err error
+		g.link, err = openLink()
+		return "ok", err
+	case cmd == "send" && len(args) == 2 && g.link != nil: // send COUNT TEXT: a datagram of so many texts; what is answered.
+		return exchange(g.link, args[0], args[1])
+	case cmd == "flood" && len(args) == 1 && g.link != nil: // flood COUNT: so many large datagrams, meanwhile
+		return flood(g.link, args[0])
 	case cmd == "facts":
 		return "ok " + facts(), nil
 	case cmd == "clockcost":
