@@ -22,7 +22,13 @@ require (
 	golang.org/x/term v0.48.0
 )
 
-require gvisor.dev/gvisor v0.0.0-20260224225140-573d5e7127a8 // indirect
+require (
+	github.com/google/btree v1.1.2 // indirect
+	golang.org/x/exp v0.0.0-20231110203233-9a3e6036ecaa // indirect
+	golang.org/x/net v0.62.0 // indirect
+	golang.org/x/time v0.12.0 // indirect
+	gvisor.dev/gvisor v0.0.0-20260224225140-573d5e7127a8 // indirect
+)
 
 require (
 	github.com/beorn7/perks v1.0.1 // indirect
