@@ -33,7 +33,7 @@ func allowed() map[string][]string {
 		// The edge translates the errors of what is below into the API's, so it knows their sentinels.
 		"internal/httpapi": {
 			"api", "internal/access", "internal/audit", "internal/engine", "internal/events", "internal/guest", "internal/guest/call", "internal/guest/wire", "internal/host", "internal/image", "internal/layer",
-			"internal/lineage", "internal/metrics", "internal/store",
+			"internal/lineage", "internal/metrics", "internal/network", "internal/network/egress", "internal/store",
 		},
 		"internal/e2bapi": {"api", "internal/host", "internal/guest/wire"},
 		"internal/daemon": {
@@ -45,13 +45,13 @@ func allowed() map[string][]string {
 		"internal/host": {
 			"internal/agentbin", "internal/cgroup", "internal/disk", "internal/engine", "internal/events", "internal/guest", "internal/guest/call",
 			"internal/guest/wire", "internal/image", "internal/keylock", "internal/layer", "internal/layout", "internal/lineage",
-			"internal/memory", "internal/network", "internal/proc", "internal/store", "internal/undo",
+			"internal/memory", "internal/network", "internal/network/egress", "internal/proc", "internal/store", "internal/undo",
 		},
 
 		// Below it.
 		"internal/engine":          {"internal/cgroup", "internal/memory"},
 		"internal/engine/qemu":     {"internal/engine", "internal/memory", "internal/proc", "internal/undo"},
-		"internal/store":           {"internal/cgroup", "internal/engine", "internal/layer", "internal/layout", "internal/lineage"},
+		"internal/store":           {"internal/cgroup", "internal/engine", "internal/layer", "internal/layout", "internal/lineage", "internal/network/egress"},
 		"internal/lineage":         {},
 		"internal/layout":          {},
 		"internal/access":          {},
@@ -62,8 +62,10 @@ func allowed() map[string][]string {
 		"internal/memory":          {"internal/layer"},
 		"internal/disk":            {"internal/layer", "internal/proc"},
 		"internal/image":           {"internal/guest/wire", "internal/layer", "internal/disk", "internal/layout", "internal/network/egress", "internal/proc", "internal/agentbin", "internal/undo"},
-		"internal/network":         {"internal/network/egress", "internal/proc"},
-		"internal/network/egress":  {},
+		"internal/network":         {"internal/network/egress", "internal/network/inspect", "internal/network/pin", "internal/proc"},
+		"internal/network/egress":  {}, // pure, as are inspect and pin
+		"internal/network/inspect": {},
+		"internal/network/pin":     {},
 		"internal/guest":           {"internal/guest/mux", "internal/guest/wire"},
 		"internal/guest/call":      {"internal/guest/wire", "internal/guest/transpile"},
 		"internal/guest/mux":       {},

@@ -41,6 +41,8 @@ type Verdict struct {
 	// Inspect: the flow is allowed as far as its address goes, but what it sends must be looked at (internal/network/inspect), and Server,
 	// Opaque or Hidden be asked, before any of it leaves.
 	Inspect bool
+	// Type: of a name that may be looked up, only not for what was asked.
+	Type bool
 }
 
 // Validate finds policies that cannot be meant: unknown presets, rules that are none, a negative budget, too many rules.

@@ -40,12 +40,39 @@ func (p *Policy) Name(name string, qtype uint16) Verdict {
 			continue
 		}
 		if qtype != TypeA && qtype != TypeAAAA {
-			return Verdict{Rule: rules[i].String(), Reason: "only addresses are looked up (A, AAAA)"}
+			return Verdict{Rule: rules[i].String(), Reason: "only addresses are looked up (A, AAAA)", Type: true}
 		}
 		return allowed(&rules[i], "allowed by rule")
 	}
 	return refused("no rule allows this name")
 }
+
+// Given decides whether a guest may be told of an address that a name it may look up has: names do not lead to what rules
+// keep closed (rebinding).
+func (p *Policy) Given(addr netip.Addr, own bool) Verdict {
+	for i := range p.Deny {
+		if d := &p.Deny[i]; d.CIDR.IsValid() && d.CIDR.Contains(addr) && d.Protocol == "" && len(d.Ports) == 0 {
+			return denied(d)
+		}
+	}
+	s := specialOf(addr)
+	if s == nil && !own {
+		return Verdict{Allow: true}
+	}
+	rules := p.Rules()
+	for i := range rules {
+		r := &rules[i]
+		if r.CIDR.IsValid() && r.CIDR.Contains(addr) && (s == nil || s.opens(r.CIDR)) && (!own || r.CIDR.IsSingleIP()) {
+			return allowed(r, "allowed by rule")
+		}
+	}
+	if s == nil {
+		return refused(ownReason)
+	}
+	return refused(s.refusal())
+}
+
+const ownReason = "an address of this host: only a rule for exactly this address opens it"
 
 // Address decides before an address is dialled.
 func (p *Policy) Address(to Destination) Verdict {
@@ -78,7 +105,7 @@ func (p *Policy) address(to Destination) (v Verdict, byAddress bool) {
 		return v, true
 	}
 	if to.Own {
-		return refused("an address of this host: only a rule for exactly this address opens it"), false
+		return refused(ownReason), false
 	}
 	if s := specialOf(addr); s != nil {
 		return refused(s.refusal()), false

@@ -1,0 +1,126 @@
+// Package pin remembers which addresses were given for which names, so that a rule for a name can be held against the
+// address that a guest then goes to. It is bounded whatever a guest looks up, and reads no clock of its own.
+package pin
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// MaxNames is how many names one address is remembered for: the latest.
+	MaxNames = 64
+	// MaxAddresses is how many addresses a Table remembers unless it is told otherwise.
+	MaxAddresses = 4096
+)
+
+// A Table is safe for use by many at once.
+type Table struct {
+	limit int
+
+	mu   sync.Mutex
+	pins map[netip.Addr][]entry
+	// sweep is when the next look at everything is due.
+	sweep time.Time
+}
+
+type entry struct {
+	name  string
+	until time.Time
+}
+
+// New makes a Table of at most limit addresses; 0: MaxAddresses.
+func New(limit int) *Table {
+	if limit <= 0 {
+		limit = MaxAddresses
+	}
+	return &Table{limit: limit, pins: map[netip.Addr][]entry{}}
+}
+
+// Add remembers that addrs were given for name, until then. At the limit, what would be forgotten first goes.
+func (t *Table) Add(name string, addrs []netip.Addr, now, until time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, a := range addrs {
+		a = a.Unmap()
+		old, known := t.pins[a]
+		if !known && len(t.pins) >= t.limit {
+			t.makeRoom(now)
+		}
+		entries := make([]entry, 0, min(len(old)+1, MaxNames))
+		for _, e := range old {
+			if e.name == name {
+				until = maxTime(until, e.until)
+			} else if e.until.After(now) {
+				entries = append(entries, e)
+			}
+		}
+		if len(entries) >= MaxNames {
+			entries = slices.Delete(entries, 0, len(entries)-MaxNames+1)
+		}
+		t.pins[a] = append(entries, entry{name, until})
+	}
+}
+
+func maxTime(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// makeRoom forgets what has expired, once a second at most, or else the address that would be forgotten first among some.
+func (t *Table) makeRoom(now time.Time) {
+	if !now.Before(t.sweep) {
+		t.sweep = now.Add(time.Second)
+		for a, entries := range t.pins {
+			if !last(entries).After(now) {
+				delete(t.pins, a)
+			}
+		}
+		if len(t.pins) < t.limit {
+			return
+		}
+	}
+	var victim netip.Addr
+	var soonest time.Time
+	looked := 0
+	for a, entries := range t.pins { // in no order: a sample
+		if until := last(entries); !victim.IsValid() || until.Before(soonest) {
+			victim, soonest = a, until
+		}
+		if looked++; looked == 16 {
+			break
+		}
+	}
+	delete(t.pins, victim)
+}
+
+func last(entries []entry) (until time.Time) {
+	for _, e := range entries {
+		until = maxTime(until, e.until)
+	}
+	return until
+}
+
+// Names are those that the address was given for and that are remembered still, the latest last.
+func (t *Table) Names(addr netip.Addr, now time.Time) []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var names []string
+	for _, e := range t.pins[addr] {
+		if e.until.After(now) {
+			names = append(names, e.name)
+		}
+	}
+	return names
+}
+
+// Len is how many addresses are held.
+func (t *Table) Len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.pins)
+}
