@@ -1,0 +1,1 @@
+"""For event loops; _sync is made of it."""

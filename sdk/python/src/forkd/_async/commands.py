@@ -1,0 +1,285 @@
+"""Commands of a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from .._text import Decoder, argv, clean, segment
+from ..errors import ConnectionLostError, refusal
+from ..models import CommandResult, Output, ProcessInfo
+from .transport import AsyncTransport, AsyncWebSocket
+
+#: Seconds beyond a command's own time limit that its reply is waited for.
+GRACE = 60.0
+DEFAULT_TIMEOUT = 30.0
+
+
+class AsyncCommands:
+    """``sandbox.commands``. A command is a text, which ``/bin/sh -c`` runs, or a list of program and arguments."""
+
+    def __init__(self, transport: AsyncTransport, base: str) -> None:
+        self._t, self._base = transport, base
+
+    async def run(
+        self,
+        cmd: str | Sequence[str],
+        timeout: float | None = None,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        stdin: str | None = None,
+        tag: str | None = None,
+        on_stdout: Callable[[str], Any] | None = None,
+        on_stderr: Callable[[str], Any] | None = None,
+        check: bool = False,
+    ) -> CommandResult:
+        """Runs a command and returns what it printed (the first 16 MiB of each stream), and its exit code.
+
+        ``timeout`` is in seconds, 30 if not given; a command that takes longer is killed, and ``timed_out`` set. With
+        ``on_stdout`` or ``on_stderr`` each piece of output is passed on as it comes. With ``check`` a code other than 0
+        raises :class:`CommandFailedError`. Raises :class:`InvalidError` for a program that is not there and
+        :class:`WrongStateError` in a paused or suspended sandbox.
+
+        >>> await sandbox.commands.run("echo hello; exit 3")
+        CommandResult(stdout='hello\\n', stderr='', exit_code=3, error='exit status 3', timed_out=False)
+        """
+        body = clean(
+            args=argv(cmd), timeout_secs=timeout, env=dict(env or {}), cwd=cwd, user=user, stdin=stdin, tag=tag
+        )
+        path = f"{self._base}/exec"
+        if on_stdout is None and on_stderr is None:
+            limit = (DEFAULT_TIMEOUT if timeout is None else timeout) + GRACE
+            result = CommandResult.load(await self._t.request("POST", path, json=body, timeout=limit))
+        else:
+            result = await self._stream(path, body, on_stdout, on_stderr)
+        return result.check() if check else result
+
+    async def _stream(
+        self, path: str, body: Any, on_stdout: Callable[[str], Any] | None, on_stderr: Callable[[str], Any] | None
+    ) -> CommandResult:
+        kept: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        told = {"stdout": on_stdout, "stderr": on_stderr}
+        async for event in self._t.lines("POST", path, json=body):
+            kind = event["type"]
+            if kind in kept:
+                kept[kind].append(event.get("text", ""))
+                if tell := told[kind]:
+                    tell(event.get("text", ""))
+            elif kind == "error":
+                raise refusal(0, {"code": event.get("code"), "message": event.get("text")}, path)
+            elif kind == "exit":
+                return CommandResult.load({**event, **{k: "".join(v) for k, v in kept.items()}})
+        raise ConnectionLostError("the command's output broke off before its end")
+
+    async def start(
+        self,
+        cmd: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        tag: str | None = None,
+        stdin: bool = False,
+        kill_on_close: bool = False,
+    ) -> AsyncProcess:
+        """Starts a command in the background. It has no time limit unless ``timeout`` (seconds) sets one.
+
+        It goes on when this program leaves, unless ``kill_on_close``; come back to it with :meth:`attach`. While you are
+        attached and do not read, it is held back.
+
+        >>> process = await sandbox.commands.start("read x; echo got $x", stdin=True)
+        >>> await process.write("abc\\n")
+        >>> (await process.wait()).stdout
+        'got abc\\n'
+        """
+        return await self._open(
+            clean(
+                args=argv(cmd),
+                env=dict(env or {}),
+                cwd=cwd,
+                user=user,
+                tag=tag,
+                timeout_secs=timeout,
+                stdin=stdin or None,
+                kill_on_close=kill_on_close or None,
+            )
+        )
+
+    async def shell(
+        self,
+        cmd: str | Sequence[str] | None = None,
+        *,
+        cols: int = 80,
+        rows: int = 24,
+        term: str = "xterm-256color",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        tag: str | None = None,
+        kill_on_close: bool = False,
+    ) -> AsyncProcess:
+        """A terminal of that size with the user's login shell, or a command, in it."""
+        return await self._open(
+            clean(
+                args=None if cmd is None else argv(cmd),
+                shell=True if cmd is None else None,
+                tty={"cols": cols, "rows": rows, "term": term},
+                env=dict(env or {}),
+                cwd=cwd,
+                user=user,
+                tag=tag,
+                kill_on_close=kill_on_close or None,
+            )
+        )
+
+    async def attach(
+        self, process: int | str, *, replay: bool = False, observe: bool = False, stdin: bool = False
+    ) -> AsyncProcess:
+        """Comes to a process that runs, by pid or tag: also one that a branch's child has inherited.
+
+        What nobody was sent comes first; with ``replay`` all that is kept. ``observe`` looks on from beside: nothing is
+        taken from others, and the process is never held back.
+        """
+        return await self._open(
+            clean(
+                attach=str(process),
+                replay=replay or None,
+                observe=observe or None,
+                stdin=(stdin and not observe) or None,
+            )
+        )
+
+    async def _open(self, start: Any) -> AsyncProcess:
+        ws = await self._t.websocket(f"{self._base}/exec")
+        try:
+            await ws.send(start)
+            process = AsyncProcess(ws)
+            await process._begin()
+        except BaseException:
+            await ws.aclose()
+            raise
+        return process
+
+    async def list(self, *, ended: bool = False) -> list[ProcessInfo]:
+        """Processes that were started from outside; with ``ended`` those too that can still be asked for."""
+        params = {"ended": "true"} if ended else None
+        return [ProcessInfo.load(p) for p in await self._t.request("GET", f"{self._base}/processes", params=params)]
+
+    async def signal(
+        self, process: int | str, signal: str | int = "TERM", *, group: bool = False, tree: bool = False
+    ) -> None:
+        """Signals a process, by pid or tag: its group with ``group``, all that came from it with ``tree``."""
+        body = clean(signal=str(signal), group=group or None, tree=tree or None)
+        await self._t.request("POST", f"{self._base}/processes/{segment(str(process))}/signal", json=body)
+
+    async def kill(self, process: int | str) -> None:
+        """Kills a process and all that came from it."""
+        await self.signal(process, "KILL", tree=True)
+
+
+class AsyncProcess:
+    """A process that runs in a sandbox. Iterate over it for its output, or :meth:`wait` for its end.
+
+    Leaving its ``with`` block detaches from it; it goes on.
+    """
+
+    def __init__(self, ws: AsyncWebSocket) -> None:
+        self._ws = ws
+        self._end: CommandResult | None = None
+        self._first: Output | None = None
+        self.pid = 0
+        self.lost = 0  #: bytes of output that are missing here
+
+    async def _begin(self) -> None:
+        while self.pid == 0 and self._end is None:
+            self._first = await self._next()
+            if self._first is not None:
+                return
+
+    async def _next(self) -> Output | None:
+        """The next output, or None when something else was said: the start, the end."""
+        message = await self._ws.receive()
+        if message is None:
+            raise ConnectionLostError("the connection ended before the process; attach to it to go on")
+        if isinstance(message, bytes):
+            return Output("stderr" if message[0] == 2 else "stdout", message[1:])
+        kind = message.get("type")
+        if kind == "start":
+            self.pid = int(message["pid"])
+        elif kind == "lost":
+            self.lost += int(message.get("bytes", 0))
+        elif kind in ("error", "refused"):
+            raise refusal(0, {"code": message.get("code"), "message": message.get("text")}, "exec")
+        elif kind == "exit":
+            self._end = CommandResult.load(message)
+            await self._ws.aclose()
+        return None
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        if self._first is not None:
+            first, self._first = self._first, None
+            yield first
+        while self._end is None:
+            output = await self._next()
+            if output is not None:
+                yield output
+
+    async def wait(
+        self, on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None
+    ) -> CommandResult:
+        """Reads what is still to come and returns it with the exit code."""
+        texts = {"stdout": Decoder(), "stderr": Decoder()}
+        kept: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        told = {"stdout": on_stdout, "stderr": on_stderr}
+        async for output in self:
+            text = texts[output.stream].text(output.data)
+            kept[output.stream].append(text)
+            if tell := told[output.stream]:
+                tell(text)
+        for stream, decoder in texts.items():
+            kept[stream].append(decoder.rest())
+        assert self._end is not None
+        return CommandResult.load({**self._end.raw, **{k: "".join(v) for k, v in kept.items()}})
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, once its end was read."""
+        return None if self._end is None else self._end.exit_code
+
+    async def write(self, data: str | bytes) -> None:
+        """Writes to its standard input, or types at its terminal."""
+        data = data.encode() if isinstance(data, str) else data
+        for at in range(0, len(data), 1 << 16):
+            await self._ws.send_bytes(b"\0" + data[at : at + (1 << 16)])
+
+    async def close_stdin(self) -> None:
+        """Ends its standard input."""
+        await self._ws.send({"type": "eof"})
+
+    async def resize(self, cols: int, rows: int) -> None:
+        """Gives its terminal another size."""
+        await self._ws.send({"type": "resize", "cols": cols, "rows": rows})
+
+    async def signal(self, signal: str | int = "TERM", *, group: bool = False) -> None:
+        """Signals it, or its process group."""
+        await self._ws.send(clean(type="signal", signal=str(signal), group=group or None))
+
+    async def kill(self) -> None:
+        """Kills its process group."""
+        await self.signal("KILL")
+
+    async def disconnect(self) -> None:
+        """Leaves it alone; it goes on, unless it was started with ``kill_on_close``."""
+        await self._ws.aclose()
+
+    async def __aenter__(self) -> AsyncProcess:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.disconnect()

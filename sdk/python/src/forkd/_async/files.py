@@ -1,0 +1,146 @@
+"""Files of a sandbox."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from .._pieces import async_pieces
+from .._text import clean
+from ..errors import NotFoundError, refusal
+from ..models import FileEvent, FileInfo
+from .transport import AsyncTransport
+
+#: What :meth:`AsyncFiles.write` takes: text, bytes, a file that is open for reading bytes, or pieces as they come.
+Content = Any
+PIECE = 1 << 20
+
+
+class AsyncFiles:
+    """``sandbox.files``. Relative paths and ``~`` begin in the user's home; calls act with the rights of ``user``."""
+
+    def __init__(self, transport: AsyncTransport, base: str) -> None:
+        self._t, self._base = transport, f"{base}/files"
+
+    async def read(self, path: str, *, user: str | None = None, encoding: str = "utf-8") -> str:
+        """A file's text. Raises :class:`NotFoundError`, :class:`DeniedError`, :class:`InvalidError` (a directory).
+
+        >>> info = await sandbox.files.write("greeting.txt", "hello")
+        >>> await sandbox.files.read("greeting.txt")
+        'hello'
+        """
+        return (await self.read_bytes(path, user=user)).decode(encoding)
+
+    async def read_bytes(self, path: str, *, user: str | None = None) -> bytes:
+        """A file's bytes."""
+        reply = await self._t.send("GET", self._base, params=clean(path=path, user=user))
+        return reply.content
+
+    @asynccontextmanager
+    async def open(
+        self, path: str, *, user: str | None = None, size: int = PIECE
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """A file's bytes in pieces, for what does not fit into memory."""
+        await self._t.ready()
+        async with self._t.stream("GET", self._base, params=clean(path=path, user=user)) as reply:
+            yield reply.aiter_bytes(size)
+
+    async def write(
+        self,
+        path: str,
+        data: Content,
+        *,
+        mode: int | None = None,
+        user: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> FileInfo:
+        """Writes a file, which appears when it is complete; missing directories above it are made.
+
+        ``data`` is text, bytes, a file open for reading bytes, or an iterator of bytes. ``mode`` are permission bits
+        (``0o755``); a file that is replaced keeps its own. Raises :class:`ExhaustedError` when the disk is full.
+        """
+        params = clean(path=path, user=user, mode=None if mode is None else f"{mode:o}")
+        headers = {f"X-Metadata-{k}": v for k, v in (metadata or {}).items()}
+        headers["Content-Type"] = "application/octet-stream"
+        content = data.encode() if isinstance(data, str) else data
+        if not isinstance(content, (bytes, bytearray)):
+            await self._t.ready()
+            content = async_pieces(content)
+        reply = await self._t.request("PUT", self._base, params=params, headers=headers, content=content)
+        return FileInfo.load(reply[0])
+
+    async def upload(self, local: str | os.PathLike[str], path: str, **options: Any) -> FileInfo:
+        """Writes a file of this machine into the sandbox, in pieces. Options are those of :meth:`write`."""
+        with open(local, "rb") as f:
+            return await self.write(path, f, **options)
+
+    async def download(self, path: str, local: str | os.PathLike[str], *, user: str | None = None) -> int:
+        """Writes a file of the sandbox to this machine, in pieces; returns its size in bytes."""
+        part = Path(f"{os.fspath(local)}.part")
+        size = 0
+        try:
+            with part.open("wb") as f:
+                async with self.open(path, user=user) as pieces:
+                    async for piece in pieces:
+                        size += f.write(piece)
+            part.replace(local)
+        finally:
+            part.unlink(missing_ok=True)
+        return size
+
+    async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
+        """Describes a file."""
+        return FileInfo.load(await self._t.request("GET", f"{self._base}/stat", params=clean(path=path, user=user)))
+
+    async def exists(self, path: str, *, user: str | None = None) -> bool:
+        """Whether there is such a file or directory."""
+        try:
+            await self.stat(path, user=user)
+        except NotFoundError:
+            return False
+        return True
+
+    async def list(self, path: str = ".", *, depth: int = 1, user: str | None = None) -> list[FileInfo]:
+        """What is in a directory, down to ``depth`` levels."""
+        params = clean(path=path, depth=depth, user=user)
+        return [FileInfo.load(f) for f in await self._t.request("GET", f"{self._base}/list", params=params)]
+
+    async def make_dir(self, path: str, *, user: str | None = None) -> FileInfo:
+        """Makes a directory, and those above it. Raises :class:`ExistsError`."""
+        return FileInfo.load(await self._t.request("POST", f"{self._base}/mkdir", json=clean(path=path, user=user)))
+
+    async def remove(self, path: str, *, user: str | None = None) -> None:
+        """Removes a file, or a directory with all that is in it."""
+        await self._t.request("POST", f"{self._base}/remove", json=clean(path=path, user=user))
+
+    async def move(self, source: str, destination: str, *, user: str | None = None) -> FileInfo:
+        """Gives a file or directory another name."""
+        body = clean(source=source, destination=destination, user=user)
+        return FileInfo.load(await self._t.request("POST", f"{self._base}/move", json=body))
+
+    @asynccontextmanager
+    async def watch(
+        self, path: str, *, recursive: bool = False, entries: bool = False, user: str | None = None
+    ) -> AsyncIterator[AsyncIterator[FileEvent]]:
+        """Changes in a directory from now on. Inside the ``with`` block it is being watched already.
+
+        The iteration ends when the directory is removed, and raises :class:`ExhaustedError` when events were lost.
+        """
+        params = clean(
+            path=path, user=user, recursive="true" if recursive else None, entries="true" if entries else None
+        )
+        lines = self._t.lines("GET", f"{self._base}/watch", params=params)
+        try:
+            await lines.__anext__()  # it says that it has begun
+            yield self._events(lines)
+        finally:
+            await lines.aclose()  # type: ignore[attr-defined]
+
+    async def _events(self, lines: AsyncIterator[Any]) -> AsyncIterator[FileEvent]:
+        async for line in lines:
+            if line.get("error"):
+                raise refusal(0, line["error"], "watch")
+            yield FileEvent.load(line)

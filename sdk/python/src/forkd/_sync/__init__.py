@@ -1,0 +1,1 @@
+"""Made of _async, but for transport.py."""

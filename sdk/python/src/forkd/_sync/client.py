@@ -1,0 +1,107 @@
+# Made of _async/client.py by scripts/unasync.py. Change that one.
+"""One daemon."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from .. import _config
+from .._defaults import sync_owner
+from .._text import clean
+from ..models import Event, Token, TreeNode, VersionInfo
+from .transport import Transport
+
+#: Seconds that a reply is waited for where nothing else says how long.
+TIMEOUT = 300.0
+
+
+class Client:
+    """A daemon: the one that ``url`` names, else FORKD_URL or FORKD_HOST, else this user's, which is started if need be.
+
+    ``url`` is ``unix:///path``, ``http://host:port`` or ``https://host:port``; ``token`` (else FORKD_TOKEN) is what it
+    wants over TCP. FORKD_CA or FORKD_FINGERPRINT say how a daemon over https is trusted. ``timeout`` is in seconds.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None, *, timeout: float = TIMEOUT) -> None:
+        self.transport = Transport(_config.find(url, token), timeout)
+
+    def version(self) -> VersionInfo:
+        """Who the daemon is."""
+        return VersionInfo.load(self.transport.request("GET", "/version"))
+
+    def host(self) -> dict[str, Any]:
+        """What its host offers, check by check."""
+        reply: dict[str, Any] = self.transport.request("GET", "/v1/host")
+        return reply
+
+    def tree(self, *, steps: bool = False) -> list[TreeNode]:
+        """Images, snapshots and sandboxes as a family tree."""
+        reply = self.transport.request("GET", "/v1/tree", params=clean(all="true" if steps else None))
+        return [TreeNode.load(n) for n in reply]
+
+    def events(
+        self,
+        *,
+        types: Sequence[str] = (),
+        sandbox: str | None = None,
+        snapshot: str | None = None,
+        since: int | None = None,
+        tail: int | None = None,
+        follow: bool = True,
+    ) -> Iterator[Event]:
+        """What happens, as it happens: without end if ``follow``, else what is kept.
+
+        ``types`` are ``sandbox`` or ``sandbox.forked``, …; ``since`` the sequence of the last event that you have seen,
+        ``tail`` how many of those before to begin with.
+        """
+        params: list[tuple[str, Any]] = [("type", t) for t in types]
+        params += list(clean(sandbox=sandbox, snapshot=snapshot, since=since, tail=tail).items())
+        params.append(("follow", "true" if follow else "false"))
+        for event in self.transport.lines("GET", "/v1/events", params=params):
+            yield Event.load(event)
+
+    def usage(self, *, labels: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        """What every sandbox costs its host (docs/api.md: Usage)."""
+        params = [("label", f"{k}={v}") for k, v in (labels or {}).items()]
+        reply: list[dict[str, Any]] = self.transport.request("GET", "/v1/usage", params=params)
+        return reply
+
+    def create_token(
+        self, name: str = "", *, scope: str = "use", sandbox: str | None = None, ttl: float | None = None
+    ) -> Token:
+        """Makes a token: of scope ``read``, ``use``, ``manage`` or ``admin``; ``ttl`` in seconds, none: for ever."""
+        body = clean(name=name or None, scope=scope, sandbox=sandbox, ttl_seconds=ttl)
+        return Token.load(self.transport.request("POST", "/v1/tokens", json=body))
+
+    def request(self, method: str, path: str, **options: Any) -> Any:
+        """Any request of docs/api.md, for what has no method here: ``json=``, ``params=``, ``headers=``."""
+        return self.transport.request(method, path, **options)
+
+    def close(self) -> None:
+        """Closes its connections."""
+        self.transport.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_defaults: dict[Any, Client] = {}
+_lock = threading.Lock()
+
+
+def default() -> Client:
+    """The client of the daemon that the environment names, one for all."""
+    target = _config.find()
+    key = (sync_owner(_defaults), target)
+    with _lock:
+        if key not in _defaults:
+            _defaults[key] = Client()
+        return _defaults[key]

@@ -1,0 +1,90 @@
+# Made of _async/contexts.py by scripts/unasync.py. Change that one.
+"""Interpreters of a sandbox that keep their state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .._text import clean, segment
+from ..errors import ConnectionLostError
+from ..models import ContextInfo, Execution, ExecutionError, Result
+from .transport import Transport
+
+
+class Contexts:
+    """``sandbox.contexts``: interpreters with state of their own, forked with the sandbox."""
+
+    def __init__(self, transport: Transport, base: str) -> None:
+        self._t, self._base = transport, base
+
+    def list(self) -> list[ContextInfo]:
+        """Those there are."""
+        return [ContextInfo.load(c) for c in self._t.request("GET", f"{self._base}/contexts")]
+
+    def create(
+        self,
+        id: str | None = None,
+        *,
+        language: str | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ContextInfo:
+        """Starts one: ``python`` (if not given), ``shell``, ``javascript``, ``typescript``, or a driver of the image."""
+        body = clean(id=id, language=language, cwd=cwd, user=user, env=dict(env or {}))
+        return ContextInfo.load(self._t.request("POST", f"{self._base}/contexts", json=body, once=True))
+
+    def restart(self, id: str) -> ContextInfo:
+        """Ends one and starts it again, with nothing in it."""
+        return ContextInfo.load(self._t.request("POST", f"{self._base}/contexts/{segment(id)}/restart"))
+
+    def interrupt(self, id: str) -> None:
+        """Interrupts what it evaluates, which then ends with ``KeyboardInterrupt``."""
+        self._t.request("POST", f"{self._base}/contexts/{segment(id)}/interrupt")
+
+    def remove(self, id: str) -> None:
+        """Ends one."""
+        self._t.request("DELETE", f"{self._base}/contexts/{segment(id)}")
+
+    def run(
+        self,
+        code: str,
+        *,
+        language: str | None = None,
+        context: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        on_stdout: Callable[[str], Any] | None = None,
+        on_stderr: Callable[[str], Any] | None = None,
+        on_result: Callable[[Result], Any] | None = None,
+    ) -> Execution:
+        """See :meth:`Sandbox.run_code`."""
+        body = clean(code=code, language=language, context=context, env=dict(env or {}), timeout_secs=timeout)
+        done = Execution()
+        kept: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        told = {"stdout": on_stdout, "stderr": on_stderr}
+        for event in self._t.lines("POST", f"{self._base}/eval", json=body):
+            kind = event["type"]
+            if kind in kept:
+                kept[kind].append(event.get("text", ""))
+                if tell := told[kind]:
+                    tell(event.get("text", ""))
+            elif kind == "result":
+                result = Result.load({k: v for k, v in event.items() if k != "type"})
+                done.results.append(result)
+                if result.is_main_result:
+                    done.text = result.text
+                if on_result:
+                    on_result(result)
+            elif kind == "error":
+                done.error = ExecutionError(event.get("name", ""), event.get("value", ""), event.get("traceback", ""))
+            elif kind == "number_of_executions":
+                done.execution_count = event.get("execution_count", 0)
+            else:
+                if kind == "unexpected_end_of_execution" and done.error is None:
+                    raise ConnectionLostError(f"the execution broke off: {event.get('text', '')}")
+                done.ms, done.exit_code = event.get("ms", 0.0), event.get("exit_code") or (1 if done.error else 0)
+                done.stdout, done.stderr = "".join(kept["stdout"]), "".join(kept["stderr"])
+                return done
+        raise ConnectionLostError("the execution's output broke off before its end")

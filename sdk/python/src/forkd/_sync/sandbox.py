@@ -1,0 +1,472 @@
+# Made of _async/sandbox.py by scripts/unasync.py. Change that one.
+"""Sandboxes, snapshots and images."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from .._text import clean, segment
+from ..models import Execution, ImageInfo, Result, SandboxInfo, SnapshotInfo, Token
+from .client import Client, default
+from .commands import Commands
+from .contexts import Contexts
+from .files import Files
+
+S = TypeVar("S", bound="Sandbox")
+
+
+def _bounds(
+    labels: Mapping[str, str] | None,
+    env: Mapping[str, str] | None,
+    ttl: float | None,
+    on_ttl: str | None,
+    idle: float | None,
+    on_idle: str | None,
+    auto_resume: bool | None,
+    limits: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    return clean(
+        labels=dict(labels or {}),
+        env=dict(env or {}),
+        ttl_seconds=ttl,
+        ttl_action=on_ttl,
+        idle_seconds=idle,
+        idle_action=on_idle,
+        auto_resume=auto_resume,
+        limits=dict(limits or {}),
+    )
+
+
+class Sandbox:
+    """A machine that was forked from a snapshot: commands, files, code, and branches of its own.
+
+    As a context manager it is killed at the end of the ``with`` block.
+    """
+
+    def __init__(self, client: Client, info: SandboxInfo) -> None:
+        self._setup(client, info)
+
+    def _setup(self, client: Client, info: SandboxInfo) -> None:
+        self.client = client
+        self.info = info
+        self._base = f"/v1/sandboxes/{segment(info.id)}"
+        self.commands = Commands(client.transport, self._base)
+        self.files = Files(client.transport, self._base)
+        self.contexts = Contexts(client.transport, self._base)
+
+    @classmethod
+    def _of(cls: type[S], client: Client, info: SandboxInfo) -> S:
+        made = cls.__new__(cls)
+        made._setup(client, info)
+        return made
+
+    @property
+    def id(self) -> str:
+        """Its id, which :meth:`connect` takes."""
+        return self.info.id
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} of {self.info.snapshot_tag}>"
+
+    @classmethod
+    def create(
+        cls: type[S],
+        snapshot: str,
+        *,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        ttl: float | None = None,
+        on_ttl: str | None = None,
+        idle: float | None = None,
+        on_idle: str | None = None,
+        auto_resume: bool | None = None,
+        limits: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+        client: Client | None = None,
+        **more: Any,
+    ) -> S:
+        """Forks one sandbox from a snapshot.
+
+        ``ttl`` is its time to live in seconds (none: until it is killed), ``on_ttl`` what happens then: ``kill``,
+        ``pause`` or ``suspend``. ``idle`` and ``on_idle`` are the same for the time without a call into it; with
+        ``auto_resume`` a call resumes or wakes it first. ``limits`` are those of docs/api.md, ``more`` other fields of
+        that request. Raises :class:`NotFoundError` for a snapshot that is not there, :class:`NoCapacityError`.
+
+        >>> sandbox = Sandbox.create("python-numpy", ttl=600)
+        """
+        made = cls.create_many(
+            snapshot,
+            1,
+            labels=labels,
+            env=env,
+            ttl=ttl,
+            on_ttl=on_ttl,
+            idle=idle,
+            on_idle=on_idle,
+            auto_resume=auto_resume,
+            limits=limits,
+            idempotency_key=idempotency_key,
+            client=client,
+            **more,
+        )
+        return made[0]
+
+    @classmethod
+    def create_many(
+        cls: type[S],
+        snapshot: str,
+        n: int,
+        *,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        ttl: float | None = None,
+        on_ttl: str | None = None,
+        idle: float | None = None,
+        on_idle: str | None = None,
+        auto_resume: bool | None = None,
+        limits: Mapping[str, Any] | None = None,
+        idempotency_key: str | None = None,
+        client: Client | None = None,
+        **more: Any,
+    ) -> builtins.list[S]:
+        """Forks ``n`` sandboxes at once, all or none. Options are those of :meth:`create`."""
+        client = client or default()
+        body = {"snapshot_tag": snapshot, "n": n, **more}
+        body |= _bounds(labels, env, ttl, on_ttl, idle, on_idle, auto_resume, limits)
+        made = client.transport.request("POST", "/v1/sandboxes", json=body, once=idempotency_key or True)
+        return [cls._of(client, SandboxInfo.load(s)) for s in made]
+
+    @classmethod
+    def connect(cls: type[S], id: str, *, client: Client | None = None) -> S:
+        """The sandbox of that id, or of the workspace of that name. Raises :class:`NotFoundError`."""
+        client = client or default()
+        return cls._of(client, SandboxInfo.load(client.transport.request("GET", f"/v1/sandboxes/{segment(id)}")))
+
+    @classmethod
+    def list(
+        cls,
+        *,
+        labels: Mapping[str, str] | None = None,
+        state: str | None = None,
+        snapshot: str | None = None,
+        client: Client | None = None,
+    ) -> builtins.list[SandboxInfo]:
+        """All sandboxes that have these labels, are in this state, were forked from this snapshot."""
+        params: builtins.list[tuple[str, str]] = [("label", f"{k}={v}") for k, v in (labels or {}).items()]
+        params += list(clean(state=state, snapshot=snapshot).items())
+        found = (client or default()).transport.request("GET", "/v1/sandboxes", params=params)
+        return [SandboxInfo.load(s) for s in found]
+
+    def run_code(
+        self,
+        code: str,
+        *,
+        language: str | None = None,
+        context: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        on_stdout: Callable[[str], Any] | None = None,
+        on_stderr: Callable[[str], Any] | None = None,
+        on_result: Callable[[Result], Any] | None = None,
+    ) -> Execution:
+        """Runs code in an interpreter that keeps its state between calls (docs/contexts.md).
+
+        ``timeout`` is in seconds (none if not given); code that takes longer ends with the error ``Timeout``. Errors of
+        the code are in the execution and raise nothing; see :meth:`Execution.raise_for_error`.
+
+        >>> execution = sandbox.run_code("x = 20; print('set')")
+        >>> execution.stdout
+        'set\\n'
+        >>> (sandbox.run_code("x + 22")).text
+        '42'
+        """
+        return self.contexts.run(
+            code,
+            language=language,
+            context=context,
+            env=env,
+            timeout=timeout,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            on_result=on_result,
+        )
+
+    def branch(
+        self,
+        tag: str | None = None,
+        *,
+        mode: str | None = None,
+        wait: bool = True,
+        idempotency_key: str | None = None,
+    ) -> Snapshot:
+        """Captures it as a snapshot; it runs on. ``mode`` is ``auto``, ``live``, ``diff`` or ``full``.
+
+        With ``wait=False`` it returns when the sandbox runs again; the snapshot's ``status`` is ``writing`` until it is
+        ``ready`` (see :meth:`Snapshot.wait`), and can be forked meanwhile. Raises :class:`ExistsError` for a tag that
+        is taken, :class:`IncompatibleError` for a mode that this host has not.
+        """
+        body = clean(tag=tag, mode=mode, wait=None if wait else False)
+        reply = self.client.transport.request("POST", f"{self._base}/branch", json=body, once=idempotency_key or True)
+        return Snapshot(self.client, SnapshotInfo.load(reply))
+
+    def fork(
+        self,
+        n: int = 1,
+        *,
+        tag: str | None = None,
+        mode: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        ttl: float | None = None,
+        on_ttl: str | None = None,
+        idle: float | None = None,
+        on_idle: str | None = None,
+        auto_resume: bool | None = None,
+        limits: Mapping[str, Any] | None = None,
+    ) -> builtins.list[Sandbox]:
+        """Branches it and forks ``n`` children of that instant, in one call; it runs on.
+
+        The snapshot in between has the children's ``info.snapshot_tag`` and stays until it is removed.
+        """
+        body = clean(tag=tag, mode=mode, wait=False, n=n)
+        body |= _bounds(labels, env, ttl, on_ttl, idle, on_idle, auto_resume, limits)
+        reply = self.client.transport.request("POST", f"{self._base}/branch", json=body, once=True)
+        return _born(self.client, reply["children"])
+
+    def refresh(self) -> SandboxInfo:
+        """Asks what it is like now, and keeps that as ``info``."""
+        self.info = SandboxInfo.load(self.client.transport.request("GET", self._base))
+        return self.info
+
+    def kill(self) -> None:
+        """Ends it; its snapshots and children stay. One that has ended already is no error."""
+        from ..errors import NotFoundError
+
+        try:
+            self.client.transport.request("DELETE", self._base)
+        except NotFoundError:
+            return
+
+    def pause(self) -> SandboxInfo:
+        """Halts its CPUs; its memory stays."""
+        return self._change("pause")
+
+    def resume(self) -> SandboxInfo:
+        """Lets a paused one run on."""
+        return self._change("resume")
+
+    def suspend(self) -> SandboxInfo:
+        """Stores it on disk and frees its memory; it keeps its id."""
+        return self._change("suspend")
+
+    def wake(self) -> SandboxInfo:
+        """Lets a suspended one run on."""
+        return self._change("wake")
+
+    def _change(self, what: str) -> SandboxInfo:
+        self.info = SandboxInfo.load(self.client.transport.request("POST", f"{self._base}/{what}"))
+        return self.info
+
+    def ping(self) -> dict[str, Any]:
+        """Asks its agent for a sign of life."""
+        reply: dict[str, Any] = self.client.transport.request("POST", f"{self._base}/ping")
+        return reply
+
+    def logs(self) -> str:
+        """The newest part of its console."""
+        return (self.client.transport.send("GET", f"{self._base}/logs")).text
+
+    def metrics(self) -> dict[str, Any]:
+        """What it uses by its own accounting (docs/api.md: Metrics)."""
+        reply: dict[str, Any] = self.client.transport.request("GET", f"{self._base}/metrics")
+        return reply
+
+    def usage(self) -> dict[str, Any]:
+        """What it costs its host (docs/api.md: Usage)."""
+        reply: dict[str, Any] = self.client.transport.request("GET", f"{self._base}/usage")
+        return reply
+
+    def create_token(self, name: str = "", *, scope: str = "use", ttl: float | None = None) -> Token:
+        """A token that opens this sandbox and nothing else, and ends with it."""
+        body = clean(name=name or None, scope=scope, ttl_seconds=ttl)
+        return Token.load(self.client.transport.request("POST", f"{self._base}/tokens", json=body))
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def _born(client: Client, children: list[dict[str, Any]]) -> list[Sandbox]:
+    """The children of a reply; if one failed the others are ended, and its error is raised."""
+    from ..errors import refusal
+
+    born = [Sandbox._of(client, SandboxInfo.load(c)) for c in children if not c.get("error")]
+    failed = [c["error"] for c in children if c.get("error")]
+    if not failed:
+        return born
+    for child in born:
+        child.kill()
+    raise refusal(0, failed[0], "fork")
+
+
+class Snapshot:
+    """A frozen machine, which any number of sandboxes can be forked from."""
+
+    def __init__(self, client: Client, info: SnapshotInfo) -> None:
+        self.client = client
+        self.info = info
+
+    @property
+    def tag(self) -> str:
+        """Its name."""
+        return self.info.tag
+
+    @property
+    def status(self) -> str:
+        """``writing``, ``ready`` or ``failed``, when it was last asked for."""
+        return self.info.status
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.tag}: {self.status}>"
+
+    @classmethod
+    def get(cls, tag: str, *, client: Client | None = None) -> Snapshot:
+        """The snapshot of that tag. Raises :class:`NotFoundError`."""
+        client = client or default()
+        return cls(client, SnapshotInfo.load(client.transport.request("GET", f"/v1/snapshots/{segment(tag)}")))
+
+    @classmethod
+    def list(
+        cls,
+        *,
+        status: str | None = None,
+        parent: str | None = None,
+        branched_from: str | None = None,
+        client: Client | None = None,
+    ) -> builtins.list[Snapshot]:
+        """All snapshots: of that status, that stand on that parent, that are branches of that sandbox."""
+        client = client or default()
+        params = clean(status=status, parent=parent, branched_from=branched_from)
+        found = client.transport.request("GET", "/v1/snapshots", params=params)
+        return [cls(client, SnapshotInfo.load(s)) for s in found]
+
+    def fork(
+        self,
+        n: int = 1,
+        *,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        ttl: float | None = None,
+        on_ttl: str | None = None,
+        idle: float | None = None,
+        on_idle: str | None = None,
+        auto_resume: bool | None = None,
+        limits: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> builtins.list[Sandbox]:
+        """Forks ``n`` sandboxes. Options are those of :meth:`Sandbox.create`."""
+        return Sandbox.create_many(
+            self.tag,
+            n,
+            labels=labels,
+            env=env,
+            ttl=ttl,
+            on_ttl=on_ttl,
+            idle=idle,
+            on_idle=on_idle,
+            auto_resume=auto_resume,
+            limits=limits,
+            client=self.client,
+            **more,
+        )
+
+    def wait(self, timeout: float = 300.0) -> Snapshot:
+        """Waits until it is no longer being written, so many seconds at most. Look at ``status``."""
+        left = timeout
+        while True:
+            once = min(left, 60.0)
+            path = f"/v1/snapshots/{segment(self.tag)}"
+            reply = self.client.transport.request("GET", path, params={"wait": once}, timeout=once + 60)
+            self.info = SnapshotInfo.load(reply)
+            left -= once
+            if self.status != "writing" or left <= 0:
+                return self
+
+    def compact(self, to: str) -> Snapshot:
+        """A snapshot of this content that stands on no other."""
+        path = f"/v1/snapshots/{segment(self.tag)}/compact"
+        return Snapshot(
+            self.client,
+            SnapshotInfo.load(self.client.transport.request("POST", path, json={"to": to}, once=True)),
+        )
+
+    def remove(self, *, cascade: bool = False, force: bool = False) -> builtins.list[str]:
+        """Removes it, and returns the tags that are gone.
+
+        What others stand on is :class:`BusyError`, unless ``cascade`` (those are removed as well) or ``force`` (those
+        keep what they need of it).
+        """
+        params = clean(cascade="true" if cascade else None, force="true" if force else None)
+        reply = self.client.transport.request("DELETE", f"/v1/snapshots/{segment(self.tag)}", params=params)
+        return list(reply["removed"]) if reply else [self.tag]
+
+
+class Image:
+    """A bootable root file system, which snapshots are warmed from."""
+
+    def __init__(self, client: Client, info: ImageInfo) -> None:
+        self.client = client
+        self.info = info
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.info.id
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.info.name} {self.id[:12]}>"
+
+    @classmethod
+    def list(cls, *, client: Client | None = None) -> builtins.list[Image]:
+        """All images."""
+        client = client or default()
+        return [cls(client, ImageInfo.load(i)) for i in client.transport.request("GET", "/v1/images")]
+
+    @classmethod
+    def build(
+        cls,
+        recipe: str,
+        tag: str,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        replace: bool = False,
+        on_event: Callable[[dict[str, Any]], Any] | None = None,
+        client: Client | None = None,
+    ) -> Snapshot:
+        """Builds a recipe (its text, docs/recipes.md; ``files`` are those that it names) into a snapshot of that tag."""
+        from .._pieces import recipe_tar
+        from ..errors import ConnectionLostError, refusal
+
+        client = client or default()
+        params = clean(tag=tag, replace="true" if replace else None)
+        content = recipe_tar(recipe, files or {})
+        lines: Iterator[Any] = client.transport.lines("POST", "/v1/builds", params=params, content=content)
+        for event in lines:
+            if event.get("error"):
+                raise refusal(0, event["error"], "/v1/builds")
+            if event.get("snapshot"):
+                return Snapshot(client, SnapshotInfo.load(event["snapshot"]))
+            if on_event:
+                on_event(event)
+        raise ConnectionLostError("the build broke off before its end")
+
+    def remove(self) -> None:
+        """Removes it. Raises :class:`BusyError` while snapshots need it."""
+        self.client.transport.request("DELETE", f"/v1/images/{segment(self.id)}")
