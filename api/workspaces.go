@@ -33,13 +33,3 @@ type Workspace struct {
 
 	Warnings []string `json:"warnings,omitempty"` // what of the request was not done as it says; in the reply to its creation
 }
-
-// CreateSnapshotRequest is the body of POST /v1/snapshots, which the existing forkd's clients have.
-type CreateSnapshotRequest struct {
-	Tag          string `json:"tag" pattern:"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"`
-	Kernel       string `json:"kernel"`
-	Rootfs       string `json:"rootfs"`
-	RW           bool   `json:"rw,omitempty"`
-	Tap          string `json:"tap,omitempty"`
-	BootWaitSecs int    `json:"boot_wait_secs,omitempty"`
-}

@@ -27,6 +27,9 @@ func TestPublishedClients(t *testing.T) {
 	venv := pythonPrograms(t, publishedSDK, publishedMCP)
 	var token api.Token
 	f.json(&token, "token", "create", "clients", "--scope", "manage")
+	var admin api.Token // for the one call that names files of the host
+	f.json(&admin, "token", "create", "administrator", "--scope", "admin")
+	rootfs := rootfsFile(t)
 	f.run("daemon", "stop")
 	f.env = append(f.env, "FORKD_BIND=127.0.0.1:0")
 	f.run("daemon", "start")
@@ -36,13 +39,13 @@ func TestPublishedClients(t *testing.T) {
 	}
 	for _, script := range [][]string{
 		{"controller.py", parentTag},
-		{"mcp_server.py", filepath.Join(venv, "bin", "forkd-mcp"), parentTag},
+		{"mcp_server.py", filepath.Join(venv, "bin", "forkd-mcp"), parentTag, rootfs},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(2*time.Minute))
 		defer cancel()
 		script[0] = filepath.Join("testdata", script[0])
 		cmd := exec.CommandContext(ctx, filepath.Join(venv, "bin", "python"), script...)
-		cmd.Env = append(os.Environ(), "FORKD_URL="+address, "FORKD_TOKEN="+token.Token, "FORKD_HTTP_TIMEOUT=120")
+		cmd.Env = append(os.Environ(), "FORKD_URL="+address, "FORKD_TOKEN="+token.Token, "FORKD_ADMIN_TOKEN="+admin.Token, "FORKD_HTTP_TIMEOUT=120")
 		began := time.Now()
 		out, err := cmd.CombinedOutput()
 		if err != nil {

@@ -1,6 +1,7 @@
 """Drives a daemon with the existing forkd's MCP server, as it is on PyPI, over standard input and output.
 
-Arguments: the program of the server, the tag of a snapshot with numpy.
+Arguments: the program of the server, the tag of a snapshot with numpy, a root file system on the daemon's host. FORKD_ADMIN_TOKEN is
+the token that may name one of its files.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import sys
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-SERVER, TAG = sys.argv[1:]
+SERVER, TAG, ROOTFS = sys.argv[1:]
 
 
 def check(what, ok, seen=None):
@@ -52,7 +53,7 @@ async def drive(session):
             s = await call("branch_sandbox", sandbox_id=child, **args)
             check(f"branch {args}", s["status"] in ("ready", "writing") and s["pause_ms"] > 0, s)
         await refused("spawn_sandboxes", "404", snapshot_tag="nope")
-        await refused("create_snapshot", "501", tag="x", kernel="/boot/vmlinux", rootfs="/x.ext4")
+        await refused("create_snapshot", "403", tag="mcp", kernel="", rootfs=ROOTFS)
         tools.discard("create_snapshot")
     finally:
         for s in (child, sibling):
@@ -61,12 +62,25 @@ async def drive(session):
     check("tools that were not tried", not tools, tools)
 
 
+async def administer(session):
+    await session.initialize()
+    r = await session.call_tool("create_snapshot", {"tag": "mcp", "kernel": "", "rootfs": ROOTFS})
+    check("create_snapshot", not r.isError, [c.text for c in r.content])
+    made = json.loads(r.content[0].text)
+    check("what it made", (made["tag"], made["status"], made["bootable"]) == ("mcp", "ready", True), made)
+    r = await session.call_tool("create_snapshot", {"tag": "mcp", "kernel": "", "rootfs": ROOTFS})
+    check("a tag that is taken", r.isError and "409" in r.content[0].text, [c.text for c in r.content])
+    r = await session.call_tool("create_snapshot", {"tag": "none", "kernel": "", "rootfs": SERVER})
+    check("no root file system", r.isError and "400" in r.content[0].text, [c.text for c in r.content])
+
+
 async def main():
     env = {name: os.environ[name] for name in ("FORKD_URL", "FORKD_TOKEN", "PATH") if name in os.environ}
-    async with stdio_client(StdioServerParameters(command=SERVER, env=env)) as (read, write):
-        async with ClientSession(read, write) as session:
-            await drive(session)
-            print("ok")
+    for does, token in (drive, env["FORKD_TOKEN"]), (administer, os.environ["FORKD_ADMIN_TOKEN"]):
+        async with stdio_client(StdioServerParameters(command=SERVER, env=env | {"FORKD_TOKEN": token})) as (read, write):
+            async with ClientSession(read, write) as session:
+                await does(session)
+    print("ok")
 
 
 asyncio.run(main())

@@ -35,6 +35,7 @@ type BuildSpec struct {
 	NoCache bool // does all steps again
 
 	Dockerfile *DockerfileSpec // instead of a recipe; nil: a recipe
+	Rootfs     *RootfsSpec     // the same
 }
 
 // Event is one line of a build's progress.
@@ -70,12 +71,9 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 	if err := lineage.CheckTag(spec.Tag); err != nil {
 		return SnapshotView{}, err
 	}
-	recipe := &image.Recipe{}
-	if spec.Dockerfile == nil {
-		var err error
-		if recipe, err = image.ParseRecipe("recipe.yaml", spec.Recipe); err != nil {
-			return SnapshotView{}, fmt.Errorf("%w: %w", ErrInvalid, err)
-		}
+	recipe, err := recipeOf(&spec)
+	if err != nil {
+		return SnapshotView{}, err
 	}
 	if recipe.Name == "" {
 		recipe.Name = spec.Tag
@@ -99,15 +97,16 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 	b := &build{
 		h: h, spec: spec, recipe: recipe, features: features, agent: hex.EncodeToString(agent[:]), progress: progress,
 	}
-	run := b.run
-	if spec.Dockerfile != nil {
+	run, mode := b.run, ModeRecipe
+	switch {
+	case spec.Dockerfile != nil:
+		mode = ModeDockerfile
 		run = func(ctx context.Context) (store.Snapshot, error) { return b.dockerfile(ctx, spec.Dockerfile) }
+	case spec.Rootfs != nil:
+		run, mode = b.rootfs, ModeRootfs
 	}
 	h.events.Emit(events.Event{Type: events.BuildStarted, Snapshot: spec.Tag})
-	began, mode := time.Now(), ModeRecipe
-	if spec.Dockerfile != nil {
-		mode = ModeDockerfile
-	}
+	began := time.Now()
 	m, err := run(ctx)
 	h.took(TimedBuild, mode, err, began)
 	if err != nil {
@@ -116,6 +115,21 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 	}
 	h.events.Emit(events.Event{Type: events.BuildFinished, Snapshot: spec.Tag})
 	return h.viewSnapshot(m), nil
+}
+
+// recipeOf is the recipe of a build, as far as it has one.
+func recipeOf(spec *BuildSpec) (*image.Recipe, error) {
+	switch {
+	case spec.Dockerfile != nil:
+		return &image.Recipe{}, nil
+	case spec.Rootfs != nil:
+		return rootfsRecipe(spec)
+	}
+	r, err := image.ParseRecipe("recipe.yaml", spec.Recipe)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
+	}
+	return r, nil
 }
 
 // checkMachine says whether this host can have a recipe's machine.

@@ -21,7 +21,7 @@ const (
 	TimedBranchPause  Timed = "branch_pause"  // the machine stood still
 	TimedBranchFrozen Timed = "branch_frozen" // its processes did
 	TimedBoot         Timed = "boot"
-	TimedBuild        Timed = "build" // ModeRecipe, ModeDockerfile
+	TimedBuild        Timed = "build" // ModeRecipe, ModeDockerfile, ModeRootfs
 	TimedPause        Timed = "pause"
 	TimedResume       Timed = "resume"
 	TimedSuspend      Timed = "suspend"
@@ -35,6 +35,7 @@ const (
 	ModeWriting    = "writing" // the snapshot was still being written
 	ModeRecipe     = "recipe"
 	ModeDockerfile = "dockerfile"
+	ModeRootfs     = "rootfs"
 	ModeNone       = "none"
 )
 

@@ -63,8 +63,9 @@ func snapshotDocuments() map[string]*document {
 			parameter{name: "image", about: "Those that stand on this image."},
 		), replies: ok([]api.Snapshot{})},
 		"POST /v1/snapshots": {
-			id: "createSnapshot", body: api.CreateSnapshotRequest{}, replies: created(api.Snapshot{}),
-			about: "Of the existing forkd's clients. Answered with 501: see POST /v1/builds.",
+			id: "createSnapshot", once: true, body: api.CreateSnapshotRequest{}, replies: created(api.Snapshot{}),
+			about: "Boots a copy of a root file system that is in a file of the daemon's host and freezes the machine when its agent " +
+				"has answered. Of the existing forkd's clients; recipes, which warm it up as well, are POST /v1/builds.",
 		},
 		"GET /v1/snapshots/{tag}": {
 			id: "snapshot", query: []parameter{wait}, replies: ok(api.SnapshotInfo{}),

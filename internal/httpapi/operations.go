@@ -47,7 +47,7 @@ func (s *Server) snapshotOperations() []operation {
 		{"GET /v1/images", access.Read, "List images", s.images},
 		{"DELETE /v1/images/{id}", access.Manage, "Remove an image", s.removeImage},
 		{"GET /v1/snapshots", access.Read, "List snapshots", s.snapshots},
-		{"POST /v1/snapshots", access.Manage, "Refused: snapshots are built from recipes", s.createSnapshot},
+		{"POST /v1/snapshots", access.Admin, "Make a snapshot of a root file system", s.createSnapshot},
 		{"GET /v1/snapshots/{tag}", access.Read, "A snapshot with its provenance", s.snapshotInfo},
 		{"GET /v1/snapshots/{tag}/info", access.Read, "A snapshot with its provenance", s.snapshotInfo},
 		{"POST /v1/snapshots/{tag}/compact", access.Manage, "Make a self-contained snapshot of one that stands on others", s.compact},

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"fmt"
 	"path"
 	"regexp"
 	"slices"
@@ -46,6 +47,24 @@ type Machine struct {
 	DiskGiven   bool  // by the recipe: otherwise it is made larger when the base needs it
 	CPUsGiven   bool  // by the recipe, as the memory: on a base that is a snapshot they must be the snapshot's
 	MemoryGiven bool
+}
+
+// MachineOf is a machine of that size; what is 0 is as in a recipe that does not say.
+func MachineOf(cpus int, memory int64) (Machine, error) {
+	m := Machine{CPUs: DefaultCPUs, MemoryBytes: DefaultMemoryBytes, DiskBytes: DefaultDiskBytes}
+	if cpus != 0 {
+		m.CPUs = cpus
+	}
+	if memory != 0 {
+		m.MemoryBytes = memory
+	}
+	switch {
+	case m.CPUs < 1 || m.CPUs > maxCPUs:
+		return m, fmt.Errorf("a machine of %d cpus: give 1 to %d", m.CPUs, maxCPUs)
+	case m.MemoryBytes < minMemory || m.MemoryBytes > maxMemory || m.MemoryBytes%(1<<20) != 0:
+		return m, fmt.Errorf("a machine of %d bytes of memory: give %s to %s, a multiple of 1MiB", m.MemoryBytes, sizeText(minMemory), sizeText(maxMemory))
+	}
+	return m, nil
 }
 
 // InitSystemd is the init of a recipe that wants systemd to run.
