@@ -1,0 +1,199 @@
+// Package inspect reads what a guest sends in a TCP flow as far as needed to know which server it is for: the name in
+// TLS's client hello, the host of each HTTP/1 request of a connection. It is pure and bounded: it opens nothing, waits for
+// nothing, and holds at most MaxHeld bytes of a flow. It decides nothing; the verdict is egress's.
+//
+// It reads strictly. A server that reads more kindly than this package could be made to see another name than it does, so
+// what is not written as clients write it is an error (ErrMalformed) and not a finding.
+package inspect
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync/atomic"
+)
+
+// MaxHeld is the most that a Scanner holds back of a flow.
+const MaxHeld = 64 << 10
+
+// ErrMalformed is wrapped by the errors about bytes that cannot be trusted to mean one thing.
+var ErrMalformed = errors.New("not as clients write it")
+
+func malformed(format string, args ...any) error {
+	return fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrMalformed)
+}
+
+// Kind is a protocol.
+type Kind int
+
+// What a flow can turn out to be.
+const (
+	TLS Kind = iota + 1
+	HTTP
+	Opaque // neither
+)
+
+// A Finding is what a Scanner asks about.
+type Finding struct {
+	Kind Kind
+	// Name is the server's, as it was written, without a port; visible ASCII. Empty: none was named.
+	Name string
+	// Hidden: the client hello is an encrypted one's outer part, and Name is not where it leads.
+	Hidden bool
+}
+
+// A Scanner looks at one flow's bytes from the client. It is not safe for use by many at once, except Answered.
+type Scanner struct {
+	ask func(Finding) error
+
+	held []byte // not passed yet, but for held[:off], which the last Scan returned
+	off  int
+	pos  int // held[off:pos] has been looked at
+	step func(*Scanner) (more bool, err error)
+	err  error
+
+	skip    int64 // bytes that pass next, whatever they are
+	line    int   // where the search for the line's end goes on
+	tunnels int
+
+	hello   []byte // the handshake message as far as it has come
+	named   Finding
+	records int
+
+	requests int
+	request  request
+
+	upgrading atomic.Bool
+	answered  atomic.Int32 // bytes of the server's first line that were as hoped; -1: they were others
+}
+
+// NewScanner makes a Scanner that calls ask before anything leaves: once for TLS and Opaque, for each request of HTTP. An
+// error of ask's ends the flow: Scan returns it.
+func NewScanner(ask func(Finding) error) *Scanner {
+	return &Scanner{ask: ask, step: (*Scanner).begin}
+}
+
+// Scan takes the next bytes from the client and returns those, of all held so far, that may leave now; they are valid
+// until the next call. After an error, which is ask's or wraps ErrMalformed, nothing may leave any more.
+func (s *Scanner) Scan(p []byte) (pass []byte, err error) {
+	if s.err != nil {
+		return nil, s.err
+	}
+	if s.step == nil && s.off == len(s.held) {
+		s.held, s.off = nil, 0
+		return p, nil
+	}
+	n := copy(s.held, s.held[s.off:])
+	s.pos, s.line = s.pos-s.off, s.line-s.off
+	s.held, s.off = append(s.held[:n], p...), 0
+	return s.advance()
+}
+
+func (s *Scanner) advance() ([]byte, error) {
+	for more := true; more; {
+		if s.skip > 0 {
+			n := int(min(s.skip, int64(len(s.held)-s.off)))
+			s.skip -= int64(n)
+			s.release(s.off + n)
+		}
+		if s.step == nil {
+			s.release(len(s.held))
+			break
+		}
+		if s.skip > 0 {
+			break
+		}
+		more, s.err = s.step(s)
+		if s.err == nil && (s.pos-s.off > MaxHeld || !more && s.step != nil && s.skip == 0 && len(s.held)-s.off > MaxHeld) {
+			s.err = malformed("more than %d bytes that do not say which server they are for", MaxHeld)
+		}
+		if s.err != nil {
+			s.held = nil
+			return nil, s.err
+		}
+	}
+	return s.held[:s.off], nil
+}
+
+// release lets everything before end pass.
+func (s *Scanner) release(end int) { s.off, s.pos, s.line = end, end, end }
+
+// End says that the client sends no more, or has kept everybody waiting for long enough (see Holding): what is held is
+// judged as it is.
+func (s *Scanner) End() (pass []byte, err error) {
+	if s.err != nil {
+		return nil, s.err
+	}
+	n := copy(s.held, s.held[s.off:])
+	s.held, s.off, s.pos, s.line = s.held[:n], 0, 0, 0
+	switch {
+	case n == 0:
+		return nil, nil
+	case s.named.Kind == TLS, s.requests > s.tunnels:
+		return nil, nil // the beginning of a record or a request that never comes
+	case s.tunnels == 0 && couldBeOpaque(s.held):
+		return s.opaque()
+	}
+	s.err = malformed("it ends before it has said which server it is for")
+	return nil, s.err
+}
+
+// couldBeOpaque tells whether bytes that begin a flow, and are all there is of it, are the beginning of neither TLS nor HTTP.
+func couldBeOpaque(b []byte) bool {
+	text := strings.TrimLeft(string(b[:min(len(b), MaxHeld)]), " \t\v\f\r\n")
+	return b[0] != recordHandshake && !known(text)
+}
+
+func (s *Scanner) opaque() ([]byte, error) {
+	if s.err = s.found(Finding{Kind: Opaque}); s.err != nil {
+		return nil, s.err
+	}
+	s.step = nil
+	s.release(len(s.held))
+	return s.held, nil
+}
+
+// Holding tells whether bytes wait for more to come.
+func (s *Scanner) Holding() bool { return s.err == nil && len(s.held) > s.off }
+
+// Passing tells whether all that is still to come will pass unseen.
+func (s *Scanner) Passing() bool { return s.err == nil && s.step == nil && s.skip == 0 }
+
+func (s *Scanner) found(f Finding) error {
+	s.named = f
+	return s.ask(f)
+}
+
+// begin finds out what a flow is from its first bytes.
+func (s *Scanner) begin() (more bool, err error) {
+	b := s.held[s.off:]
+	if len(b) == 0 {
+		return false, nil
+	}
+	if recordChangeCipher <= b[0] && b[0] <= recordData {
+		if len(b) < 2 {
+			return false, nil
+		}
+		if b[1] == 3 {
+			if b[0] != recordHandshake {
+				return false, malformed("TLS that does not begin with a client hello")
+			}
+			s.step, s.hello = (*Scanner).clientHello, nil
+			return true, nil
+		}
+	}
+	switch text, err := s.text(b); {
+	case err != nil:
+		return false, err
+	case text == unclear:
+		return false, nil
+	case text == http:
+		s.step, s.request = (*Scanner).head, request{}
+	default:
+		if err := s.found(Finding{Kind: Opaque}); err != nil {
+			return false, err
+		}
+		s.step = nil
+	}
+	return true, nil
+}
