@@ -23,6 +23,7 @@ const (
 	SandboxResumed   Type = "sandbox.resumed"
 	SandboxSuspended Type = "sandbox.suspended"
 	SandboxWoken     Type = "sandbox.woken"
+	SandboxEgress    Type = "sandbox.egress" // it may reach something else now: the reason says in a word what
 	SandboxFailed    Type = "sandbox.failed" // its machine died; it stays listed until it is ended
 	SandboxEnded     Type = "sandbox.ended"
 
@@ -34,6 +35,8 @@ const (
 	BuildStarted  Type = "build.started"
 	BuildFinished Type = "build.finished" // with a reason: it failed
 
+	NetworkRestarted Type = "network.restarted" // the process that moves the sandboxes' frames had died: their flows were cut
+
 	// Lost stands in a subscription for what it did not get.
 	Lost Type = "events.lost"
 )
@@ -42,8 +45,8 @@ const (
 func Types() []Type {
 	return []Type{
 		DaemonStarted, DaemonStopping, SandboxForked, SandboxAdopted, SandboxPaused, SandboxResumed, SandboxSuspended,
-		SandboxWoken, SandboxFailed, SandboxEnded, SnapshotCreated, SnapshotReady, SnapshotFailed, SnapshotRemoved, BuildStarted,
-		BuildFinished, Lost,
+		SandboxWoken, SandboxEgress, SandboxFailed, SandboxEnded, SnapshotCreated, SnapshotReady, SnapshotFailed, SnapshotRemoved, BuildStarted,
+		BuildFinished, NetworkRestarted, Lost,
 	}
 }
 

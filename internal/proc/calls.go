@@ -43,8 +43,9 @@ const (
 )
 
 // callFilter is the program that the kernel runs before each call of a child. Where the child's namespaces are asked for
-// by the call that makes it, clone must be let make them.
-func callFilter(spacesByClone bool) []unix.SockFilter {
+// by the call that makes it, clone must be let make them. A child that dials may make sockets of the Internet, and one that
+// asks the kernel for the host's addresses.
+func callFilter(spacesByClone, dials bool) []unix.SockFilter {
 	var p []unix.SockFilter
 	load := func(offset uint32) {
 		p = append(p, unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset})
@@ -64,7 +65,19 @@ func callFilter(spacesByClone bool) []unix.SockFilter {
 	load(dataNumber)
 	when(unix.BPF_JGE, foreignCalls, 1)
 	end(fails | uint32(unix.ENOSYS))
+	if dials {
+		when(unix.BPF_JEQ, unix.SYS_SOCKET, 6)
+		load(dataArgument)
+		unless(unix.BPF_JEQ, unix.AF_INET, 3)
+		unless(unix.BPF_JEQ, unix.AF_INET6, 2)
+		unless(unix.BPF_JEQ, unix.AF_NETLINK, 1)
+		end(fails | uint32(unix.EAFNOSUPPORT))
+		end(allow)
+	}
 	for _, call := range refusedCalls {
+		if dials && (call == unix.SYS_SOCKET || call == unix.SYS_CONNECT) {
+			continue
+		}
 		when(unix.BPF_JEQ, call, 1)
 		end(fails | uint32(unix.EPERM))
 	}

@@ -51,8 +51,11 @@ func landlockABI() (int, error) {
 }
 
 // ruleset makes a Landlock ruleset; the caller owns the file.
-func ruleset(c *Confine, abi int) (*os.File, error) {
+func ruleset(c *Confine, abi int, dials bool) (*os.File, error) {
 	attr := handled(abi)
+	if dials {
+		attr.Handled_access_net = 0
+	}
 	// SAFETY: attr outlives the call; an older kernel accepts the larger size because the fields it does not know
 	// are zero.
 	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr), 0)

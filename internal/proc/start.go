@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,6 +35,14 @@ type Command struct {
 	// RefuseCalls leaves the child without those system calls that a program that only computes, and uses the files and
 	// sockets it was given, does not need.
 	RefuseCalls bool
+	// Dials is for a child that talks to the Internet, in the daemon's own network: RefuseCalls lets it make sockets for that
+	// and no others, and Confine does not refuse TCP. It makes no sense with Jail, whose network is empty.
+	Dials bool
+	// Bare leaves the child without any capability, as the user and the only group ID, unless that is 0. A daemon that is not
+	// root has none to leave out and no other user: there it changes nothing.
+	Bare *Bare
+	// Name is what the child finds as its own, in the place of Path.
+	Name string
 	// Cgroup is the control group that the child is put into; nil: the daemon's. The caller closes it. Where it cannot be born
 	// there it is there when Process.Joined returns.
 	Cgroup *cgroup.Entry
@@ -45,6 +54,9 @@ type Command struct {
 
 	withoutLandlock bool // in tests, which look at one layer at a time
 }
+
+// Bare is what a child is that is nobody.
+type Bare struct{ ID uint32 }
 
 // Confine names the only files a child may open, beyond descriptors it is given and its own /proc entries named
 // there. A directory stands for everything below it. Creating and removing files is never allowed, nor is TCP.
@@ -171,7 +183,7 @@ func (p *Process) Joined() error {
 	return p.joinErr
 }
 
-func confinement(c *Confine) (*os.File, error) {
+func confinement(c *Confine, dials bool) (*os.File, error) {
 	if c == nil {
 		return nil, nil
 	}
@@ -179,7 +191,7 @@ func confinement(c *Confine) (*os.File, error) {
 	if err != nil {
 		return nil, nil //nolint:nilerr // Stated by ConfinementAvailable, and shown to the user by whoever asked.
 	}
-	return ruleset(c, abi)
+	return ruleset(c, abi, dials)
 }
 
 // restrict takes from the thread what the child is not to have, in an order in which each step can still be made.
@@ -197,7 +209,12 @@ func restrict(cmd *Command) error {
 	if !cmd.withoutLandlock {
 		confine = cmd.Confine
 	}
-	rules, err := confinement(confine)
+	if cmd.Bare != nil && os.Geteuid() == 0 {
+		if err := dropBoundingSet(); err != nil {
+			return err
+		}
+	}
+	rules, err := confinement(confine, cmd.Dials)
 	if err != nil {
 		return fmt.Errorf("confine: %w", err)
 	}
@@ -209,7 +226,7 @@ func restrict(cmd *Command) error {
 		}
 	}
 	if cmd.RefuseCalls {
-		return refuseCalls(callFilter(cmd.Jail != nil && !cmd.Jail.Jailer.Privileged()))
+		return refuseCalls(callFilter(cmd.Jail != nil && !cmd.Jail.Jailer.Privileged(), cmd.Dials))
 	}
 	return nil
 }
@@ -241,9 +258,12 @@ func spawnHere(cmd *Command, files []*os.File) spawned {
 	if cmd.Jail != nil {
 		cmd.Jail.attributes(sys)
 	}
+	if cmd.Bare != nil && cmd.Bare.ID != 0 && os.Geteuid() == 0 {
+		sys.Credential = &syscall.Credential{Uid: cmd.Bare.ID, Gid: cmd.Bare.ID}
+	}
 	// What this program itself was started with: all that it opens is closed for children already. Linux before 5.11 cannot.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
-	child, err := os.StartProcess(cmd.Path, append([]string{cmd.Path}, cmd.Args...), &os.ProcAttr{
+	child, err := os.StartProcess(cmd.Path, append([]string{cmp.Or(cmd.Name, cmd.Path)}, cmd.Args...), &os.ProcAttr{
 		Dir:   dir,
 		Env:   env,
 		Files: files,
@@ -261,6 +281,17 @@ func spawnHere(cmd *Command, files []*os.File) spawned {
 	return spawned{child, pidfd, nil}
 }
 
+// id is the user that the child is, 0 if that is the daemon's.
+func (cmd *Command) id() uint32 {
+	switch {
+	case cmd.Jail != nil:
+		return cmd.Jail.ID
+	case cmd.Bare != nil:
+		return cmd.Bare.ID
+	}
+	return 0
+}
+
 // limit bounds a child that nobody waits for yet. It runs on the thread that made the child.
 func limit(pid int, cmd *Command) error {
 	// A core file would hold a guest's memory.
@@ -270,9 +301,9 @@ func limit(pid int, cmd *Command) error {
 	}
 	for resource, limit := range limits {
 		err := unix.Prlimit(pid, resource, &limit, nil)
-		if errors.Is(err, unix.EPERM) && cmd.Jail != nil {
+		if errors.Is(err, unix.EPERM) && cmd.id() != 0 {
 			// The limits of another user's process are for those with CAP_SYS_RESOURCE, which not every root has.
-			if err = becomeThread(cmd.Jail.ID); err == nil {
+			if err = becomeThread(cmd.id()); err == nil {
 				err = unix.Prlimit(pid, resource, &limit, nil)
 			}
 		}

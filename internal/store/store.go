@@ -22,6 +22,7 @@ import (
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/layout"
+	"forkd.dev/forkd/internal/network/egress"
 )
 
 // FormatVersion of the manifests. A reader refuses what it does not know.
@@ -63,6 +64,8 @@ type Snapshot struct {
 	Branch        *Branch       `json:"branch,omitempty"` // nil: built from a recipe
 	Config        *Config       `json:"config,omitempty"` // nil: stored before there was one
 	Limits        cgroup.Limits `json:"limits,omitzero"`  // of what is forked of it, unless others are asked for
+	Egress        egress.Policy `json:"egress,omitzero"`  // what that may reach; a branch's is its source's
+	Talked        bool          `json:"talked,omitempty"` // its guest may have connections that leave the machine
 }
 
 // Config is how an image's programs are started.
