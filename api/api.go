@@ -68,6 +68,7 @@ type Snapshot struct {
 	Hot            bool     `json:"hot"`              // its memory image is ready for the next fork
 	Sandboxes      int      `json:"sandboxes"`        // running forks of it
 	Step           bool     `json:"step,omitempty"`   // kept for later builds; listed with all=true only
+	Egress         *Egress  `json:"egress,omitempty"` // what its children may reach; left out: nothing
 
 	// What else its children have, in the snapshots and the image it stands on.
 	MemorySharedBytes int64 `json:"memory_shared_bytes"`
@@ -106,6 +107,7 @@ type BranchRequest struct {
 	Env        map[string]string `json:"env,omitempty"`
 	TTLSeconds float64           `json:"ttl_seconds,omitempty" minimum:"0" maximum:"4611686018"`
 	Bounds
+	Egress *Egress `json:"egress,omitempty"`
 
 	// Of the existing forkd's clients: the same as mode; measuring is always done; the parent must be the one it is.
 	Diff        bool   `json:"diff,omitempty"`
@@ -198,7 +200,8 @@ type Sandbox struct {
 	DiskSharedBytes   int64 `json:"disk_shared_bytes,omitempty"`
 
 	Bounds
-	MemoryLimitMiB *int64 `json:"memory_limit_mib"` // the limit of memory, for the existing forkd's clients
+	Egress         *Egress `json:"egress,omitempty"` // what it may reach; left out: nothing
+	MemoryLimitMiB *int64  `json:"memory_limit_mib"` // the limit of memory, for the existing forkd's clients
 
 	ReadyMS      float64      `json:"ready_ms,omitempty"`  // request to awake, waiting for siblings included
 	WaitedMS     float64      `json:"waited_ms,omitempty"` // of that, for the memory of a snapshot that was still being written
@@ -245,6 +248,7 @@ type ForkRequest struct {
 	MemoryBytes int64             `json:"memory_bytes,omitempty" minimum:"0"`
 	Partial     bool              `json:"partial,omitempty"` // report failed children beside good ones
 	Bounds
+	Egress *Egress `json:"egress,omitempty"` // default: the snapshot's. More than that needs scope admin
 
 	// Accepted and already true here: every child is isolated and can be branched live.
 	PerChildNetns bool `json:"per_child_netns,omitempty"`

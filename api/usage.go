@@ -23,6 +23,8 @@ type Usage struct {
 	IOReadBytes    int64 `json:"io_read_bytes"`    // from the host's storage; what its page cache had is not counted
 	IOWrittenBytes int64 `json:"io_written_bytes"` // to it
 
-	NetworkReceivedBytes int64 `json:"network_received_bytes"` // 0: sandboxes have no network yet
-	NetworkSentBytes     int64 `json:"network_sent_bytes"`
+	NetworkReceivedBytes int64 `json:"network_received_bytes"` // payload that came to the guest from outside
+	NetworkSentBytes     int64 `json:"network_sent_bytes"`     // and that it sent there
+	NetworkFlows         int64 `json:"network_flows"`          // begun by the guest, refused ones among them
+	NetworkRefused       int64 `json:"network_refused"`        // attempts of it that its policy or a limit refused
 }

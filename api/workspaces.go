@@ -7,6 +7,7 @@ type WorkspaceRequest struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	Env         map[string]string `json:"env,omitempty"`
 	Bounds
+	Egress *Egress `json:"egress,omitempty"`
 
 	// As in ForkRequest.
 	PerChildNetns  bool `json:"per_child_netns,omitempty"`

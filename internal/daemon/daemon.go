@@ -45,6 +45,7 @@ type Config struct {
 	HotMaxBytes  int64
 	StepMaxBytes int64
 	Network      Network
+	EgressWiden  string // who may let sandboxes reach more than their snapshots say: admin, manage
 	Audit        Audit
 	Hangup       <-chan os.Signal // at each the files that are written on and on are opened again; may be nil
 	Notify       string           // the socket of the service manager that started it; "": there is none
@@ -100,6 +101,11 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 	default:
 		errs = append(errs, fmt.Errorf("FORKD_CGROUPS is %q: give auto or off", c.Cgroups))
 	}
+	switch c.EgressWiden = getenv("FORKD_EGRESS_WIDEN"); c.EgressWiden {
+	case "", widenAdmin, widenManage:
+	default:
+		errs = append(errs, fmt.Errorf("FORKD_EGRESS_WIDEN is %q: give admin or manage", c.EgressWiden))
+	}
 	c.Network = Network{Bind: getenv("FORKD_BIND"), TLSCert: getenv("FORKD_TLS_CERT"), TLSKey: getenv("FORKD_TLS_KEY")}
 	errs = append(errs, c.Network.check(), c.Audit.fromEnv(getenv))
 	return errors.Join(errs...)
@@ -109,6 +115,12 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 const (
 	cgroupsAuto = "auto"
 	cgroupsOff  = "off"
+)
+
+// What FORKD_EGRESS_WIDEN can be.
+const (
+	widenAdmin  = "admin"
+	widenManage = "manage"
 )
 
 // groups are the control groups of VM processes. Their name is of this home: other daemons have others.
@@ -193,7 +205,10 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 	if err := ad.write(h.Tags()); err != nil {
 		cfg.Log.Warn("not advertised to other users of this host", "error", err)
 	}
-	return serve(ctx, cfg, &httpapi.Server{Host: h, Log: cfg.Log, Tokens: tokens, Audit: log, Metrics: m.Metrics}, listener, tcp, ready)
+	server := &httpapi.Server{
+		Host: h, Log: cfg.Log, Tokens: tokens, Audit: log, Metrics: m.Metrics, ManageWidens: cfg.EgressWiden == widenManage,
+	}
+	return serve(ctx, cfg, server, listener, tcp, ready)
 }
 
 func openHost(ctx context.Context, cfg Config, ad advert, m *meters) (*host.Host, error) {

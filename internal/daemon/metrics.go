@@ -35,6 +35,9 @@ func (m *meters) state() metrics.State {
 		MemoryAvailable: f.Available, DiskSandboxes: f.DiskSandboxes, DiskSnapshots: f.DiskSnapshots, DiskImages: f.DiskImages,
 		DiskFree: f.DiskFree, Forking: f.Forking, Branching: f.Branching, Building: f.Building, EventsTold: f.EventsTold,
 	}
+	n := f.Network
+	s.NetworkOpen, s.NetworkFlows, s.NetworkRefused, s.NetworkCut, s.NetworkQueries = f.NetworkOpen, n.Flows, n.Refused, n.Cut, n.Questions
+	s.NetworkSent, s.NetworkReceived, s.NetworkFramesDropped, s.NetworkFramesRefused = n.Sent, n.Received, n.FramesDropped, n.FramesRefused
 	for state, n := range f.Sandboxes {
 		s.Sandboxes[string(state)] = n
 	}

@@ -236,7 +236,7 @@ func (b *branch) reserve(tag string) error {
 	b.w.m = store.Snapshot{
 		FormatVersion: store.FormatVersion, Tag: tag, CreatedAt: time.Now().UTC().Round(time.Millisecond), Parent: b.parent.tag,
 		Engine: format, Image: hot.image, Warm: []string{}, Protocol: b.parent.snapshot.Protocol, Config: b.parent.snapshot.Config,
-		Limits: b.parent.snapshot.Limits,
+		Limits: b.parent.snapshot.Limits, Egress: b.s.policy(),
 	}
 	b.undo.Add(func() {
 		if !isClosed(image.ready) {

@@ -20,6 +20,7 @@ import (
 	"forkd.dev/forkd/internal/image"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/network/egress"
 	"forkd.dev/forkd/internal/store"
 	"forkd.dev/forkd/internal/undo"
 )
@@ -36,6 +37,8 @@ type BuildSpec struct {
 
 	Dockerfile *DockerfileSpec // instead of a recipe; nil: a recipe
 	Rootfs     *RootfsSpec     // the same
+
+	MayWiden bool // its networks may be more than what it stands on has
 }
 
 // Event is one line of a build's progress.
@@ -121,7 +124,7 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 func recipeOf(spec *BuildSpec) (*image.Recipe, error) {
 	switch {
 	case spec.Dockerfile != nil:
-		return &image.Recipe{}, nil
+		return &image.Recipe{Network: spec.Dockerfile.Network}, nil
 	case spec.Rootfs != nil:
 		return rootfsRecipe(spec)
 	}
@@ -170,6 +173,9 @@ func (b *build) cached(step, format string, args ...any) {
 func (b *build) run(ctx context.Context) (store.Snapshot, error) {
 	if kind := b.recipe.From.Kind; kind == image.KindImage || kind == image.KindSnapshot {
 		return b.onTop(ctx)
+	}
+	if err := b.checkNetwork(egress.Policy{}); err != nil {
+		return store.Snapshot{}, err
 	}
 	if err := b.resolve(ctx); err != nil {
 		return store.Snapshot{}, err
@@ -345,7 +351,7 @@ func (b *build) keep(ctx context.Context, img store.Image, w *warmed, overlay, b
 		Kernel: b.kernel.Version + " " + b.kernel.Digest, Agent: b.agent, Protocol: w.protocol, Source: b.digest(),
 		Recipe: b.recipe.Name, RecipeText: string(b.spec.Recipe), Warm: w.what,
 		BootMS: w.boot.Seconds() * 1000, WarmMS: w.warm.Seconds() * 1000, Config: img.Config,
-		Limits: recipeLimits(b.recipe),
+		Limits: recipeLimits(b.recipe), Egress: b.sandboxNetwork(egress.Policy{}),
 	}
 	m = m.WithState(w.checkpoint.State)
 	if err := b.h.enterSnapshot(ctx, m, w.checkpoint.State, b.spec.Replace); err != nil {

@@ -165,7 +165,7 @@ func (b *build) startBuilder(ctx context.Context, m store.Snapshot) (_ *builder,
 	bl.undo.Add(func() { _ = os.RemoveAll(dir) })
 	s := &sandbox{
 		id: newID(), tag: m.Tag, from: &origin{tag: m.Tag, snapshot: m}, count: 1, hostname: parentName, created: time.Now(),
-		dir: dir, hot: hot, state: lineage.Running, generation: 1, builder: true,
+		dir: dir, hot: hot, state: lineage.Running, generation: 1, builder: true, egress: b.commandNetwork(m.Egress),
 	}
 	bl.s = s
 	bl.undo.Add(func() { _ = s.cgroup.Remove() })
@@ -233,7 +233,8 @@ func (bl *builder) keep(ctx context.Context, s *buildStep) error {
 	bl.await(ctx)
 	br := &branch{h: bl.h, s: bl.s, mode: BranchDiff, reason: "a step of a build"}
 	br.describe = func(m *store.Snapshot) {
-		m.Source, m.Branch = s.key, nil
+		// What its commands may reach is not for who looks at a step.
+		m.Source, m.Branch, m.Egress = s.key, nil, bl.from.Egress
 		if s.describe != nil {
 			s.describe(m)
 		}

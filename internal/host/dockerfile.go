@@ -29,6 +29,7 @@ type DockerfileSpec struct {
 	Target  string
 	Bases   map[string]fs.FS // the files of bases that are paths on the client's machine, by what FROM says
 	Machine image.Machine    // of zero fields the defaults, or what the base has
+	Network *image.Network   // nil: none, or that of the snapshot it stands on
 }
 
 // dockerBuild is the build of a Dockerfile, stage by stage.
@@ -156,8 +157,11 @@ func (d *dockerBuild) plan(ctx context.Context, t *dockerfile.Build) (*stage, []
 	if err != nil {
 		return nil, nil, none, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
+	if err := d.checkNetwork(from.tip.Egress); err != nil {
+		return nil, nil, none, d.at(t.Line(), err)
+	}
 	var steps []buildStep
-	key := from.key
+	key := d.networkKey(from.key, from.tip.Egress)
 	for i := range ops {
 		step, err := d.step(ctx, key, &ops[i])
 		if err != nil {

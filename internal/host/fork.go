@@ -21,6 +21,7 @@ import (
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/network/egress"
 	"forkd.dev/forkd/internal/store"
 	"forkd.dev/forkd/internal/undo"
 )
@@ -37,6 +38,9 @@ type ForkSpec struct {
 	Limits      Limits // zero ones: the snapshot's, if it has any
 	MemoryWish  int64  // a limit of memory that may be made larger, or be none: see bounds
 	Life        Life   // what ends it besides its time to live
+
+	Egress   *egress.Policy // what they may reach; nil: as the snapshot says. See egressFor
+	MayWiden bool           // also what the snapshot does not allow
 
 	Workspace string // to be; set by CreateWorkspace
 }
@@ -77,6 +81,11 @@ func (h *Host) Fork(ctx context.Context, spec ForkSpec) (results []ForkResult, e
 	if err != nil {
 		return nil, fmt.Errorf("fork %s: %w", m.Tag, err)
 	}
+	policy, err := egressFor(spec.Egress, m.Egress, spec.MayWiden)
+	if err != nil {
+		return nil, fmt.Errorf("fork %s: %w", m.Tag, err)
+	}
+	spec.Egress = &policy
 	done, err := h.admit(ctx, m, writing, spec.N)
 	if err != nil {
 		return nil, err
@@ -214,7 +223,7 @@ func (h *Host) forkOne(ctx context.Context, spec ForkSpec, from *origin, hot *ho
 	s := &sandbox{
 		id: id, tag: from.tag, from: from, index: index, count: spec.N, hostname: id, labels: maps.Clone(spec.Labels),
 		created: time.Now(), dir: dir, hot: hot, state: lineage.Running, generation: 1,
-		workspace: spec.Workspace, limits: spec.Limits, life: spec.Life.with(spec.TTL),
+		workspace: spec.Workspace, limits: spec.Limits, life: spec.Life.with(spec.TTL), egress: spec.Egress.Clone(),
 	}
 	u.Add(func() { _ = s.cgroup.Remove() })
 	if err := h.restore(ctx, s); err != nil {

@@ -18,6 +18,7 @@ import (
 	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/layout"
+	"forkd.dev/forkd/internal/network"
 	"forkd.dev/forkd/internal/store"
 )
 
@@ -38,6 +39,8 @@ type Config struct {
 
 	// Groups are the control groups that VM processes are put into; nil: none.
 	Groups *cgroup.Tree
+	// Networks are those of the sandboxes; nil: they have none, and what they may reach is only written down.
+	Networks Networks
 	// Changed is told the tags whenever they change. May be nil.
 	Changed func(tags []string)
 	// Took is told how long what the host does has taken, at its end. May be nil.
@@ -71,6 +74,9 @@ type Host struct {
 	wait   sync.WaitGroup  // watchers, builds, branches being written
 	life   context.Context //nolint:containedctx // Ends after the last of those, which outlive the request that began them.
 	die    context.CancelFunc
+
+	carriedMu  sync.Mutex
+	carriedSum network.Totals // by the networks of all sandboxes
 
 	probeMu  sync.Mutex
 	features *engine.Features
@@ -150,6 +156,9 @@ func withDefaults(cfg Config) Config {
 	}
 	if cfg.Took == nil {
 		cfg.Took = func(Timed, string, Outcome, time.Duration) {}
+	}
+	if cfg.Networks == nil {
+		cfg.Networks = noNetworks{}
 	}
 	if cfg.Changed == nil {
 		cfg.Changed = func([]string) {}

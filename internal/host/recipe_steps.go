@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/image"
+	"forkd.dev/forkd/internal/network/egress"
 	"forkd.dev/forkd/internal/store"
 )
 
@@ -38,8 +39,10 @@ func (b *build) rootStep(ctx context.Context, img store.Image) (m store.Snapshot
 }
 
 // recipeSteps are the commands of a recipe and its warm-up, in a machine whose key is at.
-func (b *build) recipeSteps(at string) []buildStep {
+// Base is what the children of what they stand on may reach.
+func (b *build) recipeSteps(at string, base egress.Policy) []buildStep {
 	var steps []buildStep
+	at = b.networkKey(at, base)
 	for i, text := range b.recipe.Run {
 		at = stepKey(at, "run", text)
 		first, _, _ := strings.Cut(text, "\n")
@@ -82,7 +85,7 @@ func (b *build) stepped(ctx context.Context, img store.Image) (store.Snapshot, e
 		return store.Snapshot{}, err
 	}
 	defer forget()
-	last, forgetLast, err := b.chain(ctx, root, b.recipeSteps(root.Source))
+	last, forgetLast, err := b.chain(ctx, root, b.recipeSteps(root.Source, root.Egress))
 	if err != nil {
 		return store.Snapshot{}, err
 	}
@@ -103,6 +106,7 @@ func (b *build) tag(ctx context.Context, step store.Snapshot) (store.Snapshot, e
 	if l := recipeLimits(b.recipe); l != (Limits{}) { // else those of what it stands on
 		m.Limits = l
 	}
+	m.Egress = b.sandboxNetwork(step.Egress)
 	if err := b.h.enterSnapshot(ctx, m, state, b.spec.Replace); err != nil {
 		return store.Snapshot{}, err
 	}
@@ -171,6 +175,9 @@ func (b *build) onTop(ctx context.Context) (store.Snapshot, error) {
 func (b *build) onImage(ctx context.Context, files []image.StagedFile) (store.Snapshot, error) {
 	r := b.recipe
 	img, err := b.h.baseImage(r.From.Ref)
+	if err == nil {
+		err = b.checkNetwork(egress.Policy{})
+	}
 	if err != nil {
 		return store.Snapshot{}, err
 	}
@@ -204,6 +211,9 @@ func (b *build) onSnapshot(ctx context.Context, files []image.StagedFile) (store
 		return store.Snapshot{}, err
 	}
 	defer forget()
+	if err := b.checkNetwork(m.Egress); err != nil {
+		return store.Snapshot{}, err
+	}
 	machine := image.Machine{}
 	if b.recipe.Machine.CPUsGiven {
 		machine.CPUs = b.recipe.Machine.CPUs
@@ -250,7 +260,7 @@ func (b *build) finishOn(ctx context.Context, root store.Snapshot, at string, fi
 		config = config.With(r)
 		steps = append(steps, buildStep{key: at, do: func(ctx context.Context, m *builder) error { return m.configure(ctx, config) }})
 	}
-	more := b.recipeSteps(at)
+	more := b.recipeSteps(at, root.Egress)
 	last := &more[len(more)-1]
 	warm := last.describe
 	last.describe = func(m *store.Snapshot) {

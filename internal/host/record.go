@@ -16,6 +16,7 @@ import (
 	"forkd.dev/forkd/internal/layout"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/network/egress"
 	"forkd.dev/forkd/internal/proc"
 	"forkd.dev/forkd/internal/store"
 )
@@ -40,6 +41,8 @@ type keptSandbox struct {
 	Limits    Limits `json:"limits,omitzero"`
 	Life      Life   `json:"life,omitzero"`
 
+	Egress egress.Policy `json:"egress,omitzero"` // what it may reach
+
 	Spent proc.Consumption `json:"spent"` // of machines it had before
 }
 
@@ -48,7 +51,7 @@ func (s *sandbox) kept() keptSandbox {
 	return keptSandbox{
 		Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Created: s.created, Expires: s.expires,
 		Report: s.report, Ready: s.ready, Branches: s.branches, Workspace: s.workspace,
-		Limits: s.limits, Life: s.life,
+		Limits: s.limits, Life: s.life, Egress: s.egress.Clone(),
 		Spent: s.spent,
 	}
 }
@@ -58,7 +61,7 @@ func (k *keptSandbox) sandbox(id string) *sandbox {
 	return &sandbox{
 		id: id, tag: k.Tag, index: k.Index, count: k.Count, hostname: k.Hostname, labels: k.Labels, created: k.Created,
 		expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches, workspace: k.Workspace,
-		limits: k.Limits, life: k.Life,
+		limits: k.Limits, life: k.Life, egress: k.Egress,
 		spent: k.Spent,
 	}
 }

@@ -16,6 +16,8 @@ import (
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/network"
+	"forkd.dev/forkd/internal/network/egress"
 	"forkd.dev/forkd/internal/proc"
 	"forkd.dev/forkd/internal/store"
 )
@@ -37,6 +39,7 @@ type sandbox struct {
 	workspace    string     // that it is, if it is one
 	limits       Limits
 	life         Life
+	policing     sync.Mutex // held while what it may reach is changed
 
 	mu         sync.Mutex
 	expires    time.Time   // zero: never
@@ -46,6 +49,7 @@ type sandbox struct {
 	used       time.Time   // when the last one ended
 	format     engine.Format
 	machine    engine.Machine // nil while suspended
+	egress     egress.Policy  // what it may reach
 	dir        string         // of the machine
 	cgroup     *cgroup.Group  // of the machine; nil: there is none on this host
 	hot        *hotImage      // what the machine was restored from; it is a user of it
@@ -69,6 +73,8 @@ type sandbox struct {
 	suspended  *store.Suspended
 	spent      proc.Consumption // of machines it had before, where it was suspended
 	seen       proc.Consumption // of this one, when it was looked at last
+	netSpent   network.Totals   // of networks it had before
+	net        network.Totals   // of this one, when it was looked at last
 }
 
 // View is what the edges see of a sandbox.
@@ -92,6 +98,7 @@ type View struct {
 	Workspace                 string // that it is, if it is one
 	Limits                    Limits
 	Life                      Life
+	Egress                    egress.Policy
 	Warnings                  []string // what is not as it was asked for; only in a fork's result
 
 	confined engine.Confined // its machine, if it runs and knows
@@ -104,6 +111,7 @@ func (s *sandbox) view() View {
 		ID: s.id, SnapshotTag: s.tag, Hostname: s.hostname, Index: s.index, Count: s.count, State: s.state, Reason: s.reason,
 		Labels: s.labels, Created: s.created, Expires: s.expires, Format: s.format, Report: s.report, Ready: s.ready,
 		Branches: s.branches, Workspace: s.workspace, Limits: s.limits, Life: s.life,
+		Egress: s.egress.Clone(),
 	}
 	if s.latest != nil {
 		v.LatestBranch = s.latest.Tag

@@ -9,6 +9,7 @@ import (
 
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/network"
 	"forkd.dev/forkd/internal/proc"
 )
 
@@ -23,6 +24,7 @@ type Usage struct {
 	Memory          memory.Usage // of its process; the proportional share only where one sandbox is asked for
 	DiskOwn         int64
 	Taken           proc.Consumption // over all its machines, where it was suspended
+	Network         network.Totals   // over all its networks, likewise
 }
 
 // Usage says what one sandbox costs.
@@ -31,7 +33,9 @@ func (h *Host) Usage(id string) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	return s.usage(memory.Measure), nil
+	u := s.usage(memory.Measure)
+	u.Network = h.networkTotals(h.life, s)
+	return u, nil
 }
 
 // Usages says what sandboxes with all the given labels cost, the oldest first.
@@ -39,10 +43,13 @@ func (h *Host) Usages(labels map[string]string) []Usage {
 	h.mu.Lock()
 	all := slices.Collect(maps.Values(h.sandboxes))
 	h.mu.Unlock()
+	networks := h.allTotals(h.life)
 	list := make([]Usage, 0, len(all))
 	for _, s := range all {
 		if hasLabels(s.labels, labels) {
-			list = append(list, s.usage(memory.Glance))
+			u := s.usage(memory.Glance)
+			u.Network = h.carried(s, networks[s.id])
+			list = append(list, u)
 		}
 	}
 	slices.SortFunc(list, func(a, b Usage) int {
@@ -123,6 +130,8 @@ type Figures struct {
 	Branching     int
 	Building      int
 	EventsTold    int64
+	Network       network.Totals // of all sandboxes since the daemon started, those that have ended among them
+	NetworkOpen   int            // flows open now
 }
 
 // Figures counts. It takes some ten microseconds a sandbox and holds up nobody.
@@ -160,6 +169,11 @@ func (h *Host) Figures() Figures {
 	f.Forking = h.forking
 	h.mu.Unlock()
 	f.Hot, f.HotReserved = h.hot.figures()
+	networks := h.allTotals(h.life)
+	for _, s := range all {
+		f.NetworkOpen += h.carried(s, networks[s.id]).Open
+	}
+	f.Network = h.carriedByAll()
 	for _, s := range all {
 		v := s.view()
 		f.Sandboxes[v.State]++

@@ -45,7 +45,7 @@ func (s *Server) branch(w http.ResponseWriter, r *http.Request) error {
 	noteCreated(r, "snapshot", v.Tag)
 	var born []api.Sandbox
 	if req.N > 0 {
-		children.Tag = v.Tag
+		children.Tag, children.MayWiden = v.Tag, s.mayWiden(r)
 		if born, err = s.forkBranch(r, children); err != nil {
 			return err
 		}
@@ -158,10 +158,11 @@ func childrenSpec(req api.BranchRequest) (host.ForkSpec, error) {
 	if req.N < 0 || req.N > host.MaxForkN {
 		return host.ForkSpec{}, fmt.Errorf("%w: n is %d; a branch forks 0 to %d children", host.ErrInvalid, req.N, host.MaxForkN)
 	}
-	if req.N == 0 && (len(req.Labels) > 0 || len(req.Env) > 0 || req.TTLSeconds != 0 || req.Bounds != (api.Bounds{})) {
-		return host.ForkSpec{}, fmt.Errorf("%w: labels, env, limits and times are of children, and n is 0", host.ErrInvalid)
+	if req.N == 0 && (len(req.Labels) > 0 || len(req.Env) > 0 || req.TTLSeconds != 0 || req.Bounds != (api.Bounds{}) ||
+		req.Egress != nil) {
+		return host.ForkSpec{}, fmt.Errorf("%w: labels, env, limits, times and egress are of children, and n is 0", host.ErrInvalid)
 	}
-	spec, err := forkSpec(api.ForkRequest{N: &req.N, Labels: req.Labels, Env: req.Env, TTLSeconds: req.TTLSeconds, Bounds: req.Bounds})
+	spec, err := forkSpec(api.ForkRequest{N: &req.N, Labels: req.Labels, Env: req.Env, TTLSeconds: req.TTLSeconds, Bounds: req.Bounds, Egress: req.Egress})
 	if err != nil || req.N == 0 {
 		return spec, err
 	}

@@ -29,6 +29,7 @@ func (s *Server) build(w http.ResponseWriter, r *http.Request) error {
 	spec := host.BuildSpec{
 		Tag: q.Get("tag"), Kernel: q.Get("kernel"), Replace: q.Get("replace") == "true", NoCache: q.Get("no_cache") == "true",
 	}
+	spec.MayWiden = s.mayWiden(r)
 	noteTouched(r, "snapshot", spec.Tag)
 	if spec.Kernel != "" {
 		if err := hostFiles(r, "kernel"); err != nil {

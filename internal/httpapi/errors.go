@@ -37,6 +37,7 @@ func kinds() []struct {
 		{access.ErrDenied, api.CodeDenied},
 		{access.ErrMissing, api.CodeNotFound},
 		{access.ErrTooMany, api.CodeExhausted},
+		{host.ErrWider, api.CodeDenied},
 		{host.ErrInvalid, api.CodeInvalid},
 		{host.ErrStep, api.CodeInvalid},
 		{lineage.ErrName, api.CodeInvalid},

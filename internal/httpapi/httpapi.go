@@ -28,6 +28,8 @@ type Server struct {
 	Tokens  *access.Store
 	Audit   *audit.Log // nil: nothing is written down
 	Metrics *metrics.Metrics
+	// ManageWidens: scope manage is enough to let sandboxes reach more than their snapshots say; else it takes admin.
+	ManageWidens bool
 
 	failures access.Failures
 	replies  replies

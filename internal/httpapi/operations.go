@@ -22,7 +22,7 @@ type operation struct {
 // metrics, and the OpenAPI document are made of it.
 func (s *Server) operations() []operation {
 	return slices.Concat(s.hostOperations(), s.snapshotOperations(), s.sandboxOperations(), s.guestOperations(), s.files().operations(),
-		s.tokenOperations(), s.workspaceOperations())
+		s.tokenOperations(), s.workspaceOperations(), s.egressOperations())
 }
 
 func (s *Server) hostOperations() []operation {

@@ -22,6 +22,7 @@ func (s *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	spec.MayWiden = s.mayWiden(r)
 	results, err := s.Host.Fork(r.Context(), spec)
 	if err != nil {
 		return err
@@ -59,6 +60,10 @@ func forkSpec(req api.ForkRequest) (host.ForkSpec, error) {
 	spec := host.ForkSpec{
 		Tag: req.SnapshotTag, N: n, Labels: req.Labels, Env: req.Env, TTL: seconds(req.TTLSeconds), CPUs: req.CPUs,
 		MemoryBytes: req.MemoryBytes, MemoryWish: int64(req.MemoryLimitMiB) << 20,
+	}
+	var err error
+	if spec.Egress, err = policyOf(req.Egress); err != nil {
+		return spec, err
 	}
 	return spec, bounds(&spec, req.Bounds)
 }
@@ -109,7 +114,7 @@ func sandbox(v host.View) api.Sandbox {
 		BranchCount: v.Branches, LatestBranch: v.LatestBranch, HasBranched: v.Branches > 0, Workspace: v.Workspace,
 		Confinement: v.Layers,
 	}
-	out.Bounds, out.Warnings = boundsOf(v), v.Warnings
+	out.Bounds, out.Egress, out.Warnings = boundsOf(v), egressOf(v.Egress), v.Warnings
 	if v.Limits.MemoryBytes > 0 {
 		out.MemoryLimitMiB = new(v.Limits.MemoryBytes >> 20)
 	}

@@ -37,6 +37,7 @@ func usage(u host.Usage) api.Usage {
 		AgeSeconds: u.Time.Sub(u.Created).Seconds(), CPUs: u.CPUs, CPUSeconds: u.Taken.CPU.Seconds(), MemoryBytes: u.MemoryBytes,
 		MemoryOwnBytes: u.Memory.OwnBytes, MemorySharedBytes: u.Memory.SharedBytes, MemoryProportionalBytes: u.Memory.ProportionalBytes,
 		DiskOwnBytes: u.DiskOwn, IOReadBytes: u.Taken.ReadBytes, IOWrittenBytes: u.Taken.WrittenBytes,
+		NetworkReceivedBytes: u.Network.Received, NetworkSentBytes: u.Network.Sent, NetworkFlows: u.Network.Flows, NetworkRefused: u.Network.Refused,
 	}
 }
 

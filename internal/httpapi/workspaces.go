@@ -41,11 +41,12 @@ func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 	noteTouched(r, "snapshot", req.SnapshotTag)
 	spec, err := forkSpec(api.ForkRequest{
 		SnapshotTag: req.SnapshotTag, Labels: req.Labels, Env: req.Env, PerChildNetns: req.PerChildNetns,
-		MemoryLimitMiB: req.MemoryLimitMiB, Bounds: req.Bounds,
+		MemoryLimitMiB: req.MemoryLimitMiB, Bounds: req.Bounds, Egress: req.Egress,
 	})
 	if err != nil {
 		return err
 	}
+	spec.MayWiden = s.mayWiden(r)
 	v, err := s.Host.CreateWorkspace(r.Context(), req.Name, spec)
 	if err != nil {
 		return err

@@ -23,7 +23,8 @@ type Recipe struct {
 	Env      map[string]string // of the recipe's commands, the warm-up and every process of a sandbox
 	WorkDir  string            // absolute; default "/root", or the user's home; of a base that is not Debian: "", its own
 	User     string            // who runs the warm-up and a sandbox's processes; made when missing; default "root", or the base's: ""
-	Run      []string          // shell commands, as root inside a VM, in order; no network
+	Run      []string          // shell commands, as root inside a VM, in order
+	Network  *Network          // nil: none, or that of the snapshot it stands on
 	Init     string            // "systemd": the image's own, started before the warm-up; default "": none
 	Machine  Machine
 	Limits   Limits
@@ -188,6 +189,7 @@ func (d *decoder) recipe(n *node, r *Recipe) {
 		},
 		"machine": func(n *node) { d.machine(n, &r.Machine) },
 		"limits":  func(n *node) { d.limits(n, &r.Limits) },
+		"network": func(n *node) { r.Network = d.network(n) },
 		"warmup":  func(n *node) { context, r.Warmup = n.key("context"), d.warmup(n) },
 	})
 	switch debianBase := r.From.Kind == KindDebian; {

@@ -83,7 +83,7 @@ func TestParseRecipeFaults(t *testing.T) {
 		{"a list", "- a\n", `r:1: must be a mapping (key: value), not a list`},
 		{"unknown base", "base: debian:potato", `r:1: base "debian:potato" is not known; use one of debian:bookworm, debian:trixie`},
 		{"typo", "base: debian:bookworm\npakages: []\n", `r:2: key "pakages" is not known; did you mean "packages"?`},
-		{"other name", "base: debian:bookworm\nimage: x\n", `r:2: key "image" is not known; known here: base, env, files, init, limits, machine, name, packages, run, user, warmup, workdir`},
+		{"other name", "base: debian:bookworm\nimage: x\n", `r:2: key "image" is not known; known here: base, env, files, init, limits, machine, name, network, packages, run, user, warmup, workdir`},
 		{"duplicate", "base: debian:bookworm\nuser: a\nuser: b\n", `r:3: key "user" is given twice, first in line 2`},
 		{"syntax", "base: debian:bookworm\nenv: {a: b\n", `r:2: did not find expected ',' or '}'`},
 		{"tab", "base: debian:bookworm\nenv:\n\ta: b\n", `r:3: found character that cannot start any token`},

@@ -59,6 +59,11 @@ type State struct {
 	DiskImages, DiskFree          int64
 	Forking, Branching, Building  int // in progress
 	EventsTold, AuditWriteFailure int64
+
+	NetworkOpen                                  int   // flows of all sandboxes
+	NetworkFlows, NetworkRefused, NetworkCut     int64 // since the daemon started, like the rest
+	NetworkSent, NetworkReceived, NetworkQueries int64 // bytes by the guests, bytes to them, names asked for
+	NetworkFramesDropped, NetworkFramesRefused   int64
 }
 
 // Metrics is safe for concurrent use.

@@ -25,7 +25,7 @@ func TestSamples(t *testing.T) {
 	asked := 0
 	m := New("1.2\"3", func() State {
 		asked++
-		return State{Sandboxes: map[string]int{"running": 2, "paused": 0}, Snapshots: map[string]int{"ready": 1}, MemoryOwn: 4096, DiskImages: 7, Forking: 3}
+		return State{Sandboxes: map[string]int{"running": 2, "paused": 0}, Snapshots: map[string]int{"ready": 1}, MemoryOwn: 4096, DiskImages: 7, Forking: 3, NetworkSent: 5, NetworkFramesRefused: 6}
 	})
 	m.Took(Fork, "hot", OK, 20*time.Millisecond)
 	m.Took(ForkChild, "", OK, 20*time.Millisecond)
@@ -47,6 +47,7 @@ func TestSamples(t *testing.T) {
 		`forkd_branch_pause_duration_seconds_bucket{mode="live",le="0.001"} 1`, `forkd_exec_duration_seconds_count{mode="stream",result="ok"} 1`,
 		`forkd_http_requests_total{code="404",method="GET",route="/v1/sandboxes/{id}"} 1`,
 		`forkd_http_requests_total{code="none",method="GET",route="/v1/sandboxes/{id}"} 1`, `forkd_http_requests_in_flight 0`,
+		`forkd_network_bytes_total{direction="sent"} 5`, `forkd_network_frames_lost_total{reason="refused"} 6`, `forkd_network_flows_open 0`,
 		"go_goroutines ", "process_open_fds ",
 	} {
 		if !strings.Contains(text, want+"\n") && !strings.Contains(text, "\n"+want) {

@@ -31,6 +31,13 @@ const (
 	queue           = "forkd_operations_in_progress"
 	eventsTold      = "forkd_events_total"
 	auditFailures   = "forkd_audit_write_failures_total"
+	networkOpen     = "forkd_network_flows_open"
+	networkFlows    = "forkd_network_flows_total"
+	networkRefused  = "forkd_network_refused_total"
+	networkCut      = "forkd_network_cut_total"
+	networkQueries  = "forkd_network_queries_total"
+	networkBytes    = "forkd_network_bytes_total"
+	networkFrames   = "forkd_network_frames_lost_total"
 )
 
 func descriptions() map[string]*prometheus.Desc {
@@ -51,6 +58,13 @@ func descriptions() map[string]*prometheus.Desc {
 	add(queue, "Children, branches and builds that are being made.", "operation")
 	add(eventsTold, "Events told since the daemon started.")
 	add(auditFailures, "Entries that could not be written to the audit log.")
+	add(networkOpen, "Flows of sandboxes that are open.")
+	add(networkFlows, "Flows that sandboxes began, those refused among them.")
+	add(networkRefused, "Attempts of sandboxes that their policies or a limit refused.")
+	add(networkCut, "Open flows that were cut by a change of policy or a budget that was spent.")
+	add(networkQueries, "Names that sandboxes asked for.")
+	add(networkBytes, "Payload that sandboxes sent and received.", "direction")
+	add(networkFrames, "Frames of sandboxes that went nowhere: dropped beyond a limit, or not theirs to send.", "reason")
 	return all
 }
 
@@ -85,7 +99,18 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(queue, float64(s.Forking), "fork")
 	gauge(queue, float64(s.Branching), "branch")
 	gauge(queue, float64(s.Building), "build")
-	for name, v := range map[string]int64{eventsTold: s.EventsTold, auditFailures: s.AuditWriteFailure} {
-		ch <- prometheus.MustNewConstMetric(c.descs[name], prometheus.CounterValue, float64(v))
+	gauge(networkOpen, float64(s.NetworkOpen))
+	counter := func(name string, v int64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(c.descs[name], prometheus.CounterValue, float64(v), labels...)
 	}
+	for name, v := range map[string]int64{
+		eventsTold: s.EventsTold, auditFailures: s.AuditWriteFailure, networkFlows: s.NetworkFlows, networkRefused: s.NetworkRefused,
+		networkCut: s.NetworkCut, networkQueries: s.NetworkQueries,
+	} {
+		counter(name, v)
+	}
+	counter(networkBytes, s.NetworkSent, "sent")
+	counter(networkBytes, s.NetworkReceived, "received")
+	counter(networkFrames, s.NetworkFramesDropped, "dropped")
+	counter(networkFrames, s.NetworkFramesRefused, "refused")
 }
