@@ -67,6 +67,9 @@ func parseRule(text string) (Rule, error) {
 	if len(text) > 1024 {
 		return Rule{}, errors.New("it is longer than 1024 bytes")
 	}
+	if strings.Contains(text, "://") {
+		return Rule{}, errors.New("it is a URL, of which only the host and the port can be ruled on")
+	}
 	rest, protocol := cutProtocol(text)
 	r := Rule{Protocol: protocol}
 	var ports string
@@ -84,6 +87,9 @@ func parseRule(text string) (Rule, error) {
 		bits, ports, hasPorts = strings.Cut(after, ":")
 		if !strings.Contains(address, ":") {
 			return Rule{}, errors.New("brackets are for IPv6 addresses")
+		}
+		if bits != "" && bits[0] != '/' {
+			return Rule{}, fmt.Errorf("%q after the address is neither /BITS nor :PORTS", clip(bits))
 		}
 		r.CIDR, err = parsePrefix(address + bits)
 	case strings.Count(rest, ":") > 1: // an IPv6 address without ports

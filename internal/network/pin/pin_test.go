@@ -1,0 +1,77 @@
+package pin
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+)
+
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func at(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
+
+func addrs(texts ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, text := range texts {
+		out = append(out, netip.MustParseAddr(text))
+	}
+	return out
+}
+
+func TestTable(t *testing.T) {
+	table := New(0)
+	table.Add("a.example", addrs("8.8.8.8", "2600::1"), at(0), at(10))
+	table.Add("b.example", addrs("8.8.8.8"), at(1), at(20))
+	table.Add("a.example", addrs("8.8.8.8"), at(2), at(5)) // no earlier than was promised
+	for _, c := range []struct {
+		addr   string
+		second int
+		want   []string
+	}{
+		{"8.8.8.8", 3, []string{"b.example", "a.example"}},
+		{"8.8.8.8", 9, []string{"b.example", "a.example"}},
+		{"8.8.8.8", 10, []string{"b.example"}},
+		{"8.8.8.8", 20, nil},
+		{"2600::1", 9, []string{"a.example"}},
+		{"2600::1", 10, nil},
+		{"9.9.9.9", 0, nil},
+	} {
+		if got := table.Names(netip.MustParseAddr(c.addr), at(c.second)); !slices.Equal(got, c.want) {
+			t.Errorf("%s after %d s: %v, want %v", c.addr, c.second, got, c.want)
+		}
+	}
+}
+
+// TestBounds: neither many addresses nor many names of one make a table grow, and what was given last is what stays.
+func TestBounds(t *testing.T) {
+	table := New(100)
+	for i := range 5000 {
+		var b [4]byte
+		binary.BigEndian.PutUint32(b[:], uint32(i)+1<<24)
+		a := netip.AddrFrom4(b)
+		table.Add("a.example", []netip.Addr{a}, at(i), at(i+3600))
+		if table.Len() > 100 {
+			t.Fatalf("%d addresses after %d", table.Len(), i)
+		}
+		if len(table.Names(a, at(i))) != 1 {
+			t.Fatal("what was just given is forgotten")
+		}
+	}
+	for i := range 500 {
+		table.Add(fmt.Sprintf("%d.example", i), addrs("8.8.8.8"), at(6000), at(9000))
+	}
+	names := table.Names(netip.MustParseAddr("8.8.8.8"), at(6000))
+	if len(names) != MaxNames || names[len(names)-1] != "499.example" {
+		t.Errorf("%d names, the last %q", len(names), names[len(names)-1])
+	}
+	// What has expired makes room for itself.
+	late := New(2)
+	late.Add("a.example", addrs("8.8.8.8", "8.8.4.4"), at(0), at(1))
+	late.Add("b.example", addrs("9.9.9.9"), at(5), at(9))
+	if late.Len() != 1 {
+		t.Errorf("%d addresses are held, of which one is alive", late.Len())
+	}
+}
