@@ -21,4 +21,5 @@ type TokenRequest struct {
 	Scope      string  `json:"scope,omitempty" enum:"read,use,manage,admin"`           // default: use
 	Sandbox    string  `json:"sandbox,omitempty"`                                      // default: all
 	TTLSeconds float64 `json:"ttl_seconds,omitempty" minimum:"0" maximum:"3153600000"` // 0: for ever
+	E2B        bool    `json:"e2b,omitempty"`                                          // as an API key that E2B's clients take: "e2b_" and hexadecimal digits
 }

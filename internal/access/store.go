@@ -38,6 +38,7 @@ const (
 	maxTTL       = 100 * 365 * 24 * time.Hour
 	maxTokenText = 256
 	prefix       = "fkd_"
+	e2bPrefix    = "e2b_" // then the digits of the id, then the secret's
 )
 
 // Token is what is known of a token. The token itself is not: it is shown once, when it is made.
@@ -131,6 +132,7 @@ type Spec struct {
 	Sandbox string
 	TTL     time.Duration // 0: for ever
 	By      Principal     // who makes it; it cannot have more than he has
+	E2B     bool          // in the form that E2B's clients demand
 }
 
 // Create makes a token and returns it. Only its digest is kept: nobody can be told it again.
@@ -158,6 +160,9 @@ func (s *Store) Create(spec Spec) (Token, string, error) {
 		return Token{}, "", err
 	}
 	secret := prefix + r.ID + "_" + randomText()
+	if spec.E2B {
+		secret = e2bPrefix + strings.TrimPrefix(r.ID, idPrefix) + randomHex()
+	}
 	r.hash = sha256.Sum256([]byte(secret))
 	s.add(r)
 	if err := s.save(); err != nil {
@@ -235,6 +240,13 @@ func randomText() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:])
 	return strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(b[:]))
+}
+
+// randomHex is for clients that take hexadecimal digits alone.
+func randomHex() string {
+	var b [32]byte
+	_, _ = rand.Read(b[:])
+	return hex.EncodeToString(b[:])
 }
 
 // Check finds who shows a token. The time that it takes tells nothing of the tokens that there are: they are found by the

@@ -62,6 +62,7 @@ func (a *App) tokenCreate() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&req.Scope, "scope", "use", "read, use, manage or admin")
 	cmd.Flags().StringVar(&req.Sandbox, "sandbox", "", "it opens this sandbox alone, and ends with it")
+	cmd.Flags().BoolVar(&req.E2B, "e2b", false, "in the form that E2B's clients take for E2B_API_KEY")
 	cmd.Flags().DurationVar(&expires, "expires", 0, "it is good for so long, such as 24h (default: until it is revoked)")
 	_ = cmd.RegisterFlagCompletionFunc("scope", cobra.FixedCompletions([]string{"read", "use", "manage", "admin"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("sandbox", a.completeSandboxes(0))
@@ -176,7 +177,7 @@ func pickToken(list []api.Token, name string) (string, error) {
 
 // shortened keeps a token that was given in the place of its id out of an error.
 func shortened(name string) string {
-	if strings.HasPrefix(name, "fkd_") || len(name) > 64 {
+	if strings.HasPrefix(name, "fkd_") || strings.HasPrefix(name, "e2b_") || len(name) > 64 {
 		return name[:min(len(name), 8)] + "…"
 	}
 	return name

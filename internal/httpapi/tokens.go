@@ -77,7 +77,7 @@ func (s *Server) createToken(w http.ResponseWriter, r *http.Request) error {
 }
 
 func tokenSpec(req api.TokenRequest) (access.Spec, error) {
-	spec := access.Spec{Name: req.Name, Scope: access.Use, Sandbox: req.Sandbox}
+	spec := access.Spec{Name: req.Name, Scope: access.Use, Sandbox: req.Sandbox, E2B: req.E2B}
 	if req.Scope != "" {
 		scope, err := access.ParseScope(req.Scope)
 		if err != nil {

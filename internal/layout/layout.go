@@ -62,6 +62,9 @@ func (h Home) DaemonLog() string { return filepath.Join(h.Root, "daemon.log") }
 // Tokens has the digests of the tokens that open the API over TCP.
 func (h Home) Tokens() string { return filepath.Join(h.Root, "tokens.json") }
 
+// Seed is of what the tokens of sandboxes are made that E2B's clients show.
+func (h Home) Seed() string { return filepath.Join(h.Root, "e2b.seed") }
+
 // Certificate is the daemon's own, made by itself, for TCP; its key is beside it.
 func (h Home) Certificate() (cert, key string) {
 	return filepath.Join(h.Root, "tls", "cert.pem"), filepath.Join(h.Root, "tls", "key.pem")
