@@ -101,7 +101,7 @@ func TestEventsOfFailures(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	h.expire(ids[0])
+	h.expire(ids[0], 0)
 	if got := next(); !strings.Contains(got, "sandbox.ended fake its time to live is over") {
 		t.Errorf("%q", got)
 	}

@@ -132,3 +132,10 @@ func (h *Host) Logs(id string) ([]byte, error) {
 	}
 	return s.machine.Console(), nil
 }
+
+// SandboxIDs are those of all sandboxes, in no order.
+func (h *Host) SandboxIDs() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Collect(maps.Keys(h.sandboxes))
+}

@@ -44,6 +44,7 @@ type sandbox struct {
 	mu         sync.Mutex
 	expires    time.Time   // zero: never
 	onEnd      *time.Timer // its time to live is over
+	extended   int         // how often it was given another
 	onIdle     *time.Timer // nobody calls into the guest
 	using      int         // calls into the guest in progress
 	used       time.Time   // when the last one ended

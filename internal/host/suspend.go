@@ -279,9 +279,7 @@ func (h *Host) loadSuspended() error {
 		s := k.sandbox(rec.ID)
 		s.format, s.state, s.suspended = rec.Machine.Engine, lineage.Suspended, &rec
 		s.from = &origin{tag: rec.Machine.Parent, snapshot: rec.Machine}
-		if !s.expires.IsZero() {
-			s.onEnd = time.AfterFunc(time.Until(s.expires), func() { h.expire(s.id) })
-		}
+		h.armEnd(s)
 		h.sandboxes[s.id] = s
 	}
 	return nil

@@ -77,11 +77,18 @@ func (h *Host) arm(s *sandbox) {
 	if s.expires.IsZero() && s.life.TTL > 0 && !s.life.ends() {
 		s.expires = time.Now().Add(s.life.TTL)
 	}
-	if s.onEnd == nil && !s.expires.IsZero() {
-		s.onEnd = time.AfterFunc(time.Until(s.expires), func() { h.expire(s.id) })
-	}
+	h.armEnd(s)
 	s.used = time.Now()
 	h.armIdle(s)
+}
+
+// armEnd starts the clock of its time to live, if it does not run. The caller holds the sandbox's mu.
+func (h *Host) armEnd(s *sandbox) {
+	if s.onEnd != nil || s.expires.IsZero() {
+		return
+	}
+	which := s.extended
+	s.onEnd = time.AfterFunc(time.Until(s.expires), func() { h.expire(s.id, which) })
 }
 
 // armIdle starts the clock that runs while nobody calls into the guest. The caller holds the sandbox's mu.
@@ -136,8 +143,8 @@ func (h *Host) idle(s *sandbox) {
 	}
 }
 
-// end of its time to live.
-func (h *Host) expire(id string) {
+// expire is the end of its time to live, unless it has been given another meanwhile.
+func (h *Host) expire(id string, which int) {
 	h.mu.Lock()
 	s := h.sandboxes[id]
 	h.mu.Unlock()
@@ -148,7 +155,7 @@ func (h *Host) expire(id string) {
 	if action == "" {
 		action = ActionKill
 	}
-	h.act(s, action, "its time to live is over", func() bool { return true }, func() { h.expire(id) })
+	h.act(s, action, "its time to live is over", func() bool { return s.extended == which }, func() { h.expire(id, which) })
 }
 
 // act does what is to be done with a sandbox whose time is over, while it still is: still is called with its mu held. What
