@@ -28,7 +28,7 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, op operation) (ad
 		}
 	}
 	done = func() {}
-	if shown, ok := bearer(r); ok || who.Scope == access.None {
+	if shown, ok := shownBy(r); ok || who.Scope == access.None {
 		token, gone, err := s.checkToken(w, r, shown, ok)
 		if err != nil {
 			return r, done, err
@@ -50,6 +50,9 @@ func (s *Server) admit(w http.ResponseWriter, r *http.Request, op operation) (ad
 func (s *Server) sandboxOf(r *http.Request, op operation, who access.Principal) string {
 	if who.Sandbox == "" || op.pattern == "GET /version" { // what a client asks first, whatever its token opens
 		return who.Sandbox
+	}
+	if f := foreignOf(r); f != nil {
+		return f.Sandbox(r)
 	}
 	if _, path, _ := strings.Cut(op.pattern, " "); path != sandboxPath && !strings.HasPrefix(path, sandboxPath+"/") {
 		return ""
@@ -131,7 +134,7 @@ func (s *Server) checkToken(w http.ResponseWriter, r *http.Request, shown string
 	fail := func(err error) (access.Token, <-chan struct{}, error) { return access.Token{}, nil, err }
 	now := time.Now()
 	from := remote(r)
-	token, gone, err := s.Tokens.Check(shown)
+	token, gone, err := s.whose(r, shown)
 	if err == nil && token.Sandbox != "" && s.sandboxGone(token.Sandbox) {
 		err = errSandboxGone
 	}
@@ -151,10 +154,7 @@ func (s *Server) checkToken(w http.ResponseWriter, r *http.Request, shown string
 	if err != nil {
 		w.Header().Set("WWW-Authenticate", `Bearer realm="forkd"`)
 		if !guess { // nothing was shown
-			return fail(&api.Error{
-				Code: api.CodeUnauthorized, Message: "this needs a token",
-				Hint: "send Authorization: Bearer TOKEN; for the command line: FORKD_TOKEN; an administrator makes one: forkd token create",
-			})
+			return fail(noToken(r))
 		}
 		s.failures.Failed(from, now)
 		return fail(unauthorized(err))

@@ -28,31 +28,36 @@ func (f *files) download(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	remote := &remoteFile{ctx: r.Context(), guest: g, req: wire.ReadRequest{Path: wire.EncodeName(q.Get("path")), User: q.Get("user")}}
-	defer remote.Close()
-	if err := remote.open(); err != nil {
+	return remote.send(w, r)
+}
+
+// send is the reply.
+func (f *remoteFile) send(w http.ResponseWriter, r *http.Request) error {
+	defer f.Close()
+	if err := f.open(); err != nil {
 		return err
 	}
 	compress, err := wantsGzip(r)
 	if err != nil {
 		return err
 	}
-	fileHeaders(w.Header(), remote.entry, compress)
+	fileHeaders(w.Header(), f.entry, compress)
 	switch {
 	case compress:
 		if r.Method == http.MethodHead {
 			return nil
 		}
 		z := gzip.NewWriter(w)
-		_, err = io.Copy(z, remote)
+		_, err = io.Copy(z, f)
 		err = errors.Join(err, z.Close())
-	case remote.entry.Size == 0: // Of nothing, or of a file of /proc, whose size nobody knows.
+	case f.entry.Size == 0: // Of nothing, or of a file of /proc, whose size nobody knows.
 		if r.Method == http.MethodHead {
 			return nil
 		}
-		_, err = io.Copy(w, remote)
+		_, err = io.Copy(w, f)
 	default:
-		http.ServeContent(&rangeErrors{ResponseWriter: w, size: remote.entry.Size}, r, "", remote.entry.ModifiedTime, remote)
-		return remote.err
+		http.ServeContent(&rangeErrors{ResponseWriter: w, size: f.entry.Size}, r, "", f.entry.ModifiedTime, f)
+		return f.err
 	}
 	if err != nil && r.Context().Err() == nil {
 		// A reply without a length must not end as if it were whole.

@@ -140,7 +140,11 @@ func toAPI(err error) *api.Error {
 // because explains what nobody else could by the end of the sandbox that the request is about.
 func (s *Server) because(r *http.Request, err error) error {
 	id := r.PathValue("id")
-	if err == nil || id == "" || r.Context().Err() != nil || !strings.HasPrefix(r.URL.Path, "/v1/sandboxes/") ||
+	f := foreignOf(r)
+	if f != nil {
+		id = f.Sandbox(r)
+	}
+	if err == nil || id == "" || r.Context().Err() != nil || f == nil && !strings.HasPrefix(r.URL.Path, "/v1/sandboxes/") ||
 		toAPI(err).Code != api.CodeInternal {
 		return err
 	}

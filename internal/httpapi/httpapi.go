@@ -71,7 +71,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, op operation) {
 		err = s.because(r, op.handle(rec, r))
 	}
 	if err != nil && !rec.wrote {
-		writeError(rec, err, id)
+		fail(rec, r, err, id)
 	}
 	// A client that went away is no fault of ours.
 	if err != nil && r.Context().Err() == nil {

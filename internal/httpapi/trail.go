@@ -119,6 +119,11 @@ func (s *Server) leave(r *http.Request, op operation, id string, start time.Time
 			t.entry.Touched.Add(kind, value[:min(len(value), maxNamed)])
 		}
 	}
+	if f := foreignOf(r); f != nil && len(namedObjects(route)) == 0 {
+		if id := f.Sandbox(r); id != "" {
+			t.entry.Touched.Add("sandbox", id)
+		}
+	}
 	if strings.Contains(route, "/files") {
 		if path := r.URL.Query().Get("path"); path != "" {
 			t.entry.Touched.Add("file", path[:min(len(path), maxNamed)])
@@ -154,7 +159,7 @@ func (t *trail) written(r *http.Request) audit.Entry {
 	defer t.mu.Unlock()
 	t.entry.Principal, t.entry.Token = who.Name, who.TokenID
 	if who.Name == "" {
-		shown, _ := bearer(r)
+		shown, _ := shownBy(r)
 		t.entry.Principal, t.entry.Token = "nobody", access.ShownID(shown)
 	}
 	return t.entry

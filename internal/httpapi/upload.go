@@ -36,13 +36,7 @@ func (f *files) upload(w http.ResponseWriter, r *http.Request) error {
 	if err == nil || r.Context().Err() != nil {
 		return err
 	}
-	// Whoever is still sending reads no reply when the connection is closed in the middle of that.
-	c := http.NewResponseController(w)
-	_ = c.EnableFullDuplex()
-	writeError(w, err, w.Header().Get("X-Request-Id"))
-	_ = c.Flush()
-	_ = c.SetReadDeadline(time.Now().Add(refusalPatience))
-	_, _ = io.Copy(io.Discard, r.Body)
+	Drain(w, r, func() { writeError(w, err, w.Header().Get("X-Request-Id")) })
 	return err
 }
 
@@ -51,32 +45,42 @@ func (f *files) receive(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	u := &upload{base: wire.WriteRequest{Path: wire.EncodeName(q.Get("path")), User: q.Get("user"), Metadata: metadataOf(r.Header)}}
+	base := wire.WriteRequest{Path: wire.EncodeName(q.Get("path")), User: q.Get("user"), Metadata: metadataOf(r.Header)}
 	if text := q.Get("mode"); text != "" {
 		mode, err := strconv.ParseUint(text, 8, 32)
 		if err != nil || mode > 0o7777 {
 			return fmt.Errorf("%w: mode is %.20q, not an octal number up to 7777", host.ErrInvalid, text)
 		}
 		m := uint32(mode)
-		u.base.Mode = &m
+		base.Mode = &m
 	}
-	body, err := decodedBody(r)
+	done, err := receiveFiles(r, func(ctx context.Context) (fileGuest, error) { return f.guest(ctx, r.PathValue("id")) }, base)
 	if err != nil {
 		return err
+	}
+	return reply(w, http.StatusOK, done)
+}
+
+// receiveFiles writes a request's body into the guest that find finds.
+func receiveFiles(r *http.Request, find func(context.Context) (fileGuest, error), base wire.WriteRequest) ([]api.File, error) {
+	u := &upload{base: base}
+	body, err := decodedBody(r)
+	if err != nil {
+		return nil, err
 	}
 	kind, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	form := strings.HasPrefix(kind, "multipart/")
 	if form && (err != nil || params["boundary"] == "") {
-		return fmt.Errorf("%w: Content-Type %.100q names no boundary", host.ErrInvalid, r.Header.Get("Content-Type"))
+		return nil, fmt.Errorf("%w: Content-Type %.100q names no boundary", host.ErrInvalid, r.Header.Get("Content-Type"))
 	}
 	if !form && u.base.Path == "" {
-		return fmt.Errorf("%w: no path given; add ?path=… to the URL, or send a form with files", host.ErrInvalid)
+		return nil, fmt.Errorf("%w: no path given; add ?path=… to the URL, or send a form with files", host.ErrInvalid)
 	}
-	if u.guest, err = f.guest(r.Context(), r.PathValue("id")); err != nil {
-		return err
+	if u.guest, err = find(r.Context()); err != nil {
+		return nil, err
 	}
 	if len(u.base.Metadata) > 0 && !slices.Contains(u.guest.Hello().Features, wire.FeatureFiles) {
-		return fmt.Errorf("%w: the agent in this snapshot keeps no metadata of files; build the snapshot again", host.ErrUnsupported)
+		return nil, fmt.Errorf("%w: the agent in this snapshot keeps no metadata of files; build the snapshot again", host.ErrUnsupported)
 	}
 	if form {
 		err = u.form(r.Context(), multipart.NewReader(body, params["boundary"]))
@@ -84,9 +88,9 @@ func (f *files) receive(w http.ResponseWriter, r *http.Request) error {
 		err = u.write(r.Context(), u.base.Path, body)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return reply(w, http.StatusOK, u.done)
+	return u.done, nil
 }
 
 type upload struct {
