@@ -285,8 +285,12 @@ func serve(ctx context.Context, cfg Config, s *httpapi.Server, l net.Listener, t
 	}
 	requests, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
+	handler, err := withE2B(cfg, s)
+	if err != nil {
+		return err
+	}
 	server := &http.Server{
-		Handler: s.Handler(), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 3 * time.Minute,
+		Handler: handler, ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 3 * time.Minute,
 		BaseContext: func(net.Listener) context.Context { return requests }, ConnContext: whose,
 		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 	}

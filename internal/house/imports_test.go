@@ -35,9 +35,12 @@ func allowed() map[string][]string {
 			"api", "internal/access", "internal/audit", "internal/engine", "internal/events", "internal/guest", "internal/guest/call", "internal/guest/wire", "internal/host", "internal/image", "internal/layer",
 			"internal/lineage", "internal/metrics", "internal/network", "internal/network/egress", "internal/store",
 		},
-		"internal/e2bapi": {"api", "internal/host", "internal/guest/wire"},
+		// Another protocol on the same listener: whose requests are let in, written down and counted is decided in httpapi, once.
+		"internal/e2bapi": {
+			"api", "internal/access", "internal/guest", "internal/guest/call", "internal/guest/wire", "internal/host", "internal/httpapi", "internal/lineage",
+		},
 		"internal/daemon": {
-			"api", "internal/access", "internal/audit", "internal/cgroup", "internal/engine", "internal/engine/qemu", "internal/events", "internal/host", "internal/httpapi",
+			"api", "internal/access", "internal/audit", "internal/cgroup", "internal/engine", "internal/engine/qemu", "internal/e2bapi", "internal/events", "internal/host", "internal/httpapi",
 			"internal/image", "internal/layout", "internal/metrics", "internal/store", "internal/agentbin",
 		},
 

@@ -1,0 +1,4 @@
+package e2bapi
+
+// builds are builds of templates in progress.
+type builds struct{}
