@@ -1,11 +1,15 @@
 package network
 
-import "forkd.dev/forkd/internal/network/egress"
+import (
+	"os"
 
-// Attached is a link whose other end a machine has: what a later daemon knows of it.
+	"forkd.dev/forkd/internal/network/egress"
+)
+
+// Attached is a link whose other end a machine of an earlier daemon has.
 type Attached struct {
-	PID       int    // the machine's process, and
-	StartTime uint64 // when that was started
-	Policy    egress.Policy
-	Spent     int64 // of the policy's budget, in earlier lives of the link
+	// Link is our end, if the machine's process kept a copy of it; who takes it closes it.
+	Link   *os.File
+	Policy egress.Policy
+	Spent  int64 // of the policy's budget, in earlier lives of the link
 }

@@ -12,6 +12,13 @@ const (
 	VerdictCut     = "cut"     // it was allowed and open, until the policy changed or the budget was spent
 )
 
+// Protocols of a flow beside egress's TCP and UDP.
+const (
+	protocolDNS   = "dns"
+	protocolICMP  = "icmp"
+	protocolFrame = "frame"
+)
+
 // Flow is one conversation that a guest began or tried to: a TCP connection, a UDP exchange, a question to the name
 // server, pings of one address, or frames that no stack may see. Refused ones that repeat are counted on one Flow, so
 // that a guest cannot flood its own record.

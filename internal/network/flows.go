@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"forkd.dev/forkd/internal/network/egress"
 )
 
 func (l Limits) withDefaults() Limits {
@@ -24,8 +26,11 @@ func (l Limits) withDefaults() Limits {
 
 // flow is a Flow that is open, or about to be.
 type flow struct {
-	Flow  // guarded by flows.mu, apart from ID, Protocol, Guest, To
-	names []string
+	Flow // guarded by flows.mu, apart from ID, Protocol, Guest, To
+	// What it was allowed by, so that it can be judged again: where it goes, which never changes, and the server that its
+	// bytes named, which flows.mu guards.
+	destination egress.Destination
+	server      string
 	// cut ends it at once: the guest sees a reset. It may be called often, and by anybody.
 	cut func()
 
@@ -107,7 +112,7 @@ func (b *bucket) take(now time.Time) bool {
 }
 
 // begin enters a flow that the policy allows, unless a limit is reached: then it is refused, and nil.
-func (f *flows) begin(is Flow, names []string, cut func()) *flow {
+func (f *flows) begin(is Flow, to egress.Destination, cut func()) *flow {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
@@ -126,11 +131,43 @@ func (f *flows) begin(is Flow, names []string, cut func()) *flow {
 	}
 	f.last++
 	is.ID, is.Started, is.Verdict = f.last, now, VerdictAllowed
-	open := &flow{Flow: is, names: names, cut: cut}
+	open := &flow{Flow: is, destination: to, cut: cut}
 	f.open[is.ID] = open
 	f.totals.Flows++
 	f.tell(is)
 	return open
+}
+
+// ask takes the limits' leave for a question to the name server; empty: it may be asked.
+func (f *flows) ask() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.totals.Questions++
+	switch {
+	case f.broke.Load():
+		return f.spentReason()
+	case !f.bucket.take(time.Now()):
+		return fmt.Sprintf("more than %d new flows a second", f.limits.FlowsPerSecond)
+	}
+	return ""
+}
+
+// asked records a question that was answered.
+func (f *flows) asked(is Flow) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sent.Add(is.Sent)
+	f.received.Add(is.Received)
+	if is.Verdict == VerdictRefused {
+		is.Sent, is.Received = 0, 0
+		f.refuseLocked(is, time.Now())
+		return
+	}
+	f.last++
+	f.totals.Flows++
+	is.ID, is.Ended = f.last, time.Now()
+	f.keep(is)
+	f.tell(is)
 }
 
 func (f *flows) spentReason() string {
@@ -196,7 +233,7 @@ func (f *flows) named(open *flow, name, rule string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if name != "" {
-		open.Name = name
+		open.Name, open.server = name, name
 	}
 	if rule != "" {
 		open.Rule = rule

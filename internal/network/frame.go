@@ -76,7 +76,7 @@ func refuse(p packet, reason string) packet {
 
 // look decides on one frame, which is the guest's bytes: any length, any content.
 func (f *filter) look(frame []byte) packet {
-	p := packet{protocol: "frame"}
+	p := packet{protocol: protocolFrame}
 	if len(frame) < HeaderSize {
 		return refuse(p, "a frame shorter than its header")
 	}
@@ -151,7 +151,7 @@ func (f *filter) ipv4(p packet) packet {
 	case protoTCP, protoUDP:
 		return f.transport(p, b[9], later)
 	case protoICMP:
-		p.protocol, p.talks = "icmp", true
+		p.protocol, p.talks = protocolICMP, true
 		switch {
 		case later || first:
 			return refuse(p, "fragmented ICMP")
@@ -233,7 +233,7 @@ func isListener(kind byte) bool {
 }
 
 func (f *filter) icmpv6(p packet, fragmented bool) packet {
-	p.protocol = "icmp"
+	p.protocol = protocolICMP
 	if fragmented {
 		return refuse(p, "fragmented ICMP")
 	}

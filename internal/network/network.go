@@ -15,8 +15,11 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"forkd.dev/forkd/internal/network/egress"
+	"forkd.dev/forkd/internal/network/nameserver"
+	"forkd.dev/forkd/internal/network/pin"
 )
 
 // Outer is what lies beyond a Network: the host's own network for programs (see Host), loopback and a record of every dial
@@ -51,6 +54,9 @@ type Network struct {
 	limits Limits
 	filter filter
 	flows  *flows
+	pins   *pin.Table
+	pacer  pacer
+	names  *nameserver.Server
 
 	open atomic.Bool
 
@@ -66,6 +72,9 @@ func New(cfg Config) *Network {
 	n.policy.Store(&policy)
 	n.flows.budget.Store(policy.BudgetBytes)
 	n.open.Store(!cfg.Closed)
+	n.pins = pin.New(0)
+	n.pacer.rate = n.limits.BytesPerSecond
+	n.names = &nameserver.Server{Policy: n.policy.Load, Lookup: n.outer.Lookup, Own: n.outer.Own, Pins: n.pins, Now: time.Now}
 	return n
 }
 
@@ -79,7 +88,7 @@ func (n *Network) SetPolicy(policy egress.Policy) {
 	policy = policy.Clone()
 	n.policy.Store(&policy)
 	n.flows.setBudget(policy.BudgetBytes)
-	n.flows.cut(func(f *flow) string { return n.judge(&policy, f) })
+	n.flows.cut(func(f *flow) string { return judge(&policy, f) })
 }
 
 // Open lets frames pass, or drops them in both directions: a guest that has not confirmed yet that it is nobody's twin

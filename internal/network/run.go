@@ -3,7 +3,15 @@ package network
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
 	"forkd.dev/forkd/internal/network/egress"
 )
@@ -11,12 +19,266 @@ import (
 // ErrLinkGone says that the other end of a link is closed: the guest's machine has ended.
 var ErrLinkGone = errors.New("the link's other end is gone")
 
+// run is a Network in motion: what Run starts and ends.
+type run struct {
+	*Network
+	ctx    context.Context //nolint:containedctx // Run's own; it ends the goroutines that the stack starts for us.
+	cancel context.CancelFunc
+	device *device
+	stack  *stack.Stack // nil until the first frame
+	udp    *udp.Forwarder
+
+	mu     sync.Mutex // of ended, so that no goroutine begins while Run waits for them
+	ended  bool
+	begun  sync.WaitGroup
+	asking chan struct{} // holds a token for each question being looked up
+}
+
+// maxAsking is how many questions are looked up for one guest at a time; those beyond it are lost, and asked again.
+const maxAsking = 64
+
 // Run moves frames between the link and the stack until ctx ends (nil) or the link's other end is gone (ErrLinkGone). It
 // always reads; what cannot be taken is dropped. link is a connected AF_UNIX datagram socket; it stays the caller's, who
 // may keep it for another Run of another Network. When Run returns, all that it started has ended. It is called once.
 func (n *Network) Run(ctx context.Context, link *os.File) error {
-	<-ctx.Done()
+	own, err := own(link)
+	if err != nil {
+		return fmt.Errorf("take a network's link: %w", err)
+	}
+	r := &run{Network: n, asking: make(chan struct{}, maxAsking)}
+	r.ctx, r.cancel = context.WithCancel(ctx)
+	defer r.cancel()
+	if r.device, err = newDevice(own, n); err != nil {
+		_ = own.Close()
+		return fmt.Errorf("take a network's link: %w", err)
+	}
+	// Closing wakes who waits to read or to write.
+	stop := context.AfterFunc(r.ctx, func() { _ = own.Close() })
+	drained := make(chan error, 1)
+	go func() {
+		err := r.device.drain(r.ctx.Done())
+		if err != nil {
+			r.cancel()
+		}
+		drained <- err
+	}()
+	err = r.read()
+	r.cancel()
+	err = errors.Join(err, <-drained)
+	if stop() {
+		_ = own.Close()
+	}
+	r.end()
+	if ctx.Err() != nil || err == nil {
+		return nil
+	}
+	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.EPIPE) {
+		return ErrLinkGone
+	}
+	return fmt.Errorf("move a network's frames: %w", err)
+}
+
+// own is a descriptor of the link that the runtime's poller watches and that can be closed without the caller's.
+func own(link *os.File) (*os.File, error) {
+	raw, err := link.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	fd := -1
+	control := raw.Control(func(from uintptr) {
+		if fd, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 0); err != nil {
+			return
+		}
+		if err = unix.SetNonblock(fd, true); err != nil {
+			_ = unix.Close(fd)
+			return
+		}
+		// As large as the host allows without privileges; a smaller one only sends more often.
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, LinkBuffer)
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, LinkBuffer)
+	})
+	if err := errors.Join(control, err); err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "link"), nil //nolint:gosec // a descriptor.
+}
+
+// read takes frames until the link is closed or nobody is at its other end.
+func (r *run) read() error {
+	buf := make([]byte, FrameSize+1)
+	for {
+		var size int
+		var readErr error
+		err := r.device.raw.Read(func(fd uintptr) bool {
+			for {
+				size, readErr = unix.Read(int(fd), buf) //nolint:gosec // a descriptor.
+				if readErr == nil || !errors.Is(readErr, unix.EINTR) {
+					return !errors.Is(readErr, unix.EAGAIN)
+				}
+			}
+		})
+		switch {
+		case errors.Is(err, os.ErrClosed):
+			return nil
+		case err != nil:
+			return err
+		case readErr != nil:
+			return readErr
+		}
+		r.flows.framesIn.Add(1)
+		if !r.open.Load() {
+			r.flows.framesDropped.Add(1)
+			continue
+		}
+		if size > FrameSize {
+			r.flows.framesRefused.Add(1)
+			continue
+		}
+		if err := r.frame(buf[:size]); err != nil {
+			return err
+		}
+	}
+}
+
+// frame decides on one frame.
+func (r *run) frame(frame []byte) error {
+	p := r.filter.look(frame)
+	if p.talks {
+		r.flows.talked.Store(true)
+	}
+	switch p.fate {
+	case fateDrop:
+	case fateRefuse:
+		r.flows.framesRefused.Add(1)
+		r.flows.refuse(Flow{Protocol: p.protocol, Guest: p.from, To: p.to, Reason: p.reason})
+	case fateARP:
+		r.device.send(r.filter.answerARP(&p))
+	case fateNDP:
+		r.device.send(r.filter.answerNDP(&p))
+	case fateDHCP:
+		r.device.send(r.filter.answerDHCP(&p))
+	case fateEcho:
+		r.echo(&p)
+	case fatePass:
+		if r.stack == nil {
+			if err := r.start(); err != nil {
+				return err
+			}
+		}
+		r.device.receive(&p)
+	}
 	return nil
 }
 
-func (n *Network) judge(policy *egress.Policy, f *flow) string { return "" }
+// echo: the gateway answers pings; nobody else can be pinged, so that no bytes leave in them.
+func (r *run) echo(p *packet) {
+	if to := p.to.Addr(); to == r.filter.gateway4 || to == r.filter.gateway6 {
+		r.device.send(r.filter.answerEcho(p))
+		return
+	}
+	r.flows.refuse(Flow{Protocol: p.protocol, Guest: p.from, To: p.to, Reason: "pings do not leave"})
+	r.device.send(r.filter.prohibited(p))
+}
+
+// start makes the stack, which most sandboxes never need.
+func (r *run) start() error {
+	s, err := newStack(r.device)
+	if err != nil {
+		return err
+	}
+	r.stack = s
+	s.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s, tcpBuffer, r.limits.Flows, func(request *tcp.ForwarderRequest) {
+		if !r.enter() {
+			request.Complete(true)
+			return
+		}
+		defer r.begun.Done()
+		r.tcp(request)
+	}).HandlePacket)
+	r.udp = udp.NewForwarder(s, r.udpFlow)
+	s.SetTransportProtocolHandler(udp.ProtocolNumber, r.udp.HandlePacket)
+	return r.serveNames()
+}
+
+// enter counts a goroutine that Run must wait for; false: it is too late to begin.
+func (r *run) enter() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return false
+	}
+	r.begun.Add(1)
+	return true
+}
+
+// spawn runs f in a goroutine that Run waits for.
+func (r *run) spawn(f func()) bool {
+	if !r.enter() {
+		return false
+	}
+	go func() {
+		defer r.begun.Done()
+		f()
+	}()
+	return true
+}
+
+// end ends every flow, the stack, and waits for all goroutines.
+func (r *run) end() {
+	r.mu.Lock()
+	r.ended = true
+	r.mu.Unlock()
+	r.flows.cut(func(*flow) string { return "the sandbox's network ended" })
+	if r.stack != nil {
+		r.stack.Close()
+	}
+	r.begun.Wait()
+	if r.stack != nil {
+		r.stack.Wait()
+	}
+	r.device.empty()
+}
+
+// admit asks the policy, and enters the flow where it is allowed and no limit is reached. Refused ones are recorded, and nil.
+// inspect: what it sends is to be looked at.
+func (n *Network) admit(is Flow, cut func()) (open *flow, inspect bool) {
+	destination := egress.Destination{
+		Protocol: is.Protocol, AddrPort: is.To, Names: n.pins.Names(is.To.Addr(), time.Now()), Own: n.outer.Own(is.To.Addr()),
+	}
+	if len(destination.Names) > 0 {
+		is.Name = destination.Names[len(destination.Names)-1]
+	}
+	policy := n.policy.Load()
+	v := policy.Address(destination)
+	is.Rule = v.Rule
+	if !v.Allow {
+		is.Reason = v.Reason
+		n.flows.refuse(is)
+		return nil, false
+	}
+	if open = n.flows.begin(is, destination, cut); open == nil {
+		return nil, false
+	}
+	// A policy that came meanwhile has not seen this flow when it cut others.
+	if now := n.policy.Load(); now != policy {
+		n.flows.cut(func(f *flow) string {
+			if f != open {
+				return ""
+			}
+			return judge(now, f)
+		})
+	}
+	return open, v.Inspect
+}
+
+// judge is why a policy does not allow a flow that is open; empty: it does.
+func judge(policy *egress.Policy, f *flow) string {
+	v := policy.Address(f.destination)
+	if v.Allow && v.Inspect && f.server != "" {
+		v = policy.Server(f.destination, f.server)
+	}
+	if v.Allow {
+		return ""
+	}
+	return "the policy changed: " + v.Reason
+}

@@ -1,0 +1,284 @@
+package network
+
+import (
+	"errors"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+)
+
+// maxQueuedBytes bounds what waits for a guest that does not take its frames, beside Limits.FramesBuffered.
+const maxQueuedBytes = 4 << 20
+
+// device is the gateway's interface as the stack sees it: packets without Ethernet, to the one neighbour there is, so that
+// nothing is ever resolved or announced. Frames that the socket does not take at once wait, bounded, and go in order.
+type device struct {
+	link   *os.File
+	raw    syscall.RawConn
+	flows  *flows
+	open   *atomic.Bool
+	frames int // that may wait
+
+	header4, header6 []byte
+
+	dispatcher atomic.Pointer[stack.NetworkDispatcher]
+
+	mu      sync.Mutex
+	queue   []queued
+	bytes   int
+	scratch [][]byte
+	gone    bool
+	wake    chan struct{} // holds one token while the queue is not empty
+}
+
+// queued is a packet of the stack or a frame of our own.
+type queued struct {
+	pkt   *stack.PacketBuffer
+	frame []byte
+}
+
+func (q queued) size() int {
+	if q.pkt != nil {
+		return HeaderSize + q.pkt.Size()
+	}
+	return len(q.frame)
+}
+
+func (q queued) release() {
+	if q.pkt != nil {
+		q.pkt.DecRef()
+	}
+}
+
+func newDevice(link *os.File, n *Network) (*device, error) {
+	raw, err := link.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	return &device{
+		link: link, raw: raw, flows: n.flows, open: &n.open, frames: n.limits.FramesBuffered,
+		header4: n.filter.header(typeIPv4, 0), header6: n.filter.header(typeIPv6, 0), wake: make(chan struct{}, 1),
+	}, nil
+}
+
+// receive hands a packet of the guest's to the stack.
+func (d *device) receive(p *packet) {
+	dispatcher := d.dispatcher.Load()
+	if dispatcher == nil {
+		return
+	}
+	pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithView(buffer.NewViewWithData(p.network))})
+	defer pkt.DecRef()
+	protocol := header.IPv4ProtocolNumber
+	if p.v6 {
+		protocol = header.IPv6ProtocolNumber
+	}
+	(*dispatcher).DeliverNetworkPacket(protocol, pkt)
+}
+
+// WritePackets implements stack.LinkWriter.
+func (d *device) WritePackets(list stack.PacketBufferList) (int, tcpip.Error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, pkt := range list.AsSlice() {
+		d.sendLocked(queued{pkt: pkt})
+	}
+	return list.Len(), nil // What was dropped is the wire's loss, as on any wire.
+}
+
+// send sends a frame of our own.
+func (d *device) send(frame []byte) {
+	if frame == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.sendLocked(queued{frame: frame})
+}
+
+func (d *device) sendLocked(q queued) {
+	switch {
+	case d.gone:
+		return
+	case !d.open.Load():
+		d.flows.framesDropped.Add(1)
+		return
+	case len(d.queue) == 0:
+		sent, err := d.try(q)
+		if err != nil {
+			d.gone = true
+			return
+		}
+		if sent {
+			d.flows.framesOut.Add(1)
+			return
+		}
+	}
+	size := q.size()
+	if len(d.queue) >= d.frames || d.bytes+size > maxQueuedBytes {
+		d.flows.framesDropped.Add(1)
+		return
+	}
+	if q.pkt != nil {
+		q.pkt = q.pkt.Clone() // The caller's list is its own.
+	}
+	d.queue = append(d.queue, q)
+	d.bytes += size
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// try sends without waiting. An error means that nobody is at the other end.
+func (d *device) try(q queued) (sent bool, err error) {
+	iov := d.iovecs(q)
+	control := d.raw.Control(func(fd uintptr) {
+		sent, err = sendFrame(int(fd), iov) //nolint:gosec // a descriptor.
+	})
+	if control != nil {
+		return false, control
+	}
+	return sent, err
+}
+
+func (d *device) iovecs(q queued) [][]byte {
+	if q.frame != nil {
+		return append(d.scratch[:0], q.frame)
+	}
+	head := d.header4
+	if q.pkt.NetworkProtocolNumber == header.IPv6ProtocolNumber {
+		head = d.header6
+	}
+	d.scratch = append(d.scratch[:0], head)
+	for _, part := range q.pkt.AsSlices() {
+		if len(part) > 0 {
+			d.scratch = append(d.scratch, part)
+		}
+	}
+	return d.scratch
+}
+
+func sendFrame(fd int, iov [][]byte) (sent bool, err error) {
+	for {
+		_, err = unix.SendmsgBuffers(fd, iov, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		switch {
+		case err == nil:
+			return true, nil
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+			return false, nil
+		case errors.Is(err, unix.EMSGSIZE):
+			return true, nil // Lost, as it would be on a wire.
+		default:
+			return false, err
+		}
+	}
+}
+
+// drain sends what waits, whenever the socket takes some again, until the link is closed or nobody is at its other end.
+func (d *device) drain(done <-chan struct{}) error {
+	for {
+		select {
+		case <-done:
+			return nil
+		case <-d.wake:
+		}
+		var sendErr error
+		err := d.raw.Write(func(fd uintptr) bool {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			for len(d.queue) > 0 {
+				sent := false
+				if sent, sendErr = sendFrame(int(fd), d.iovecs(d.queue[0])); sendErr != nil { //nolint:gosec // a descriptor.
+					d.gone = true
+					return true
+				}
+				if !sent {
+					return false
+				}
+				d.flows.framesOut.Add(1)
+				d.bytes -= d.queue[0].size()
+				d.queue[0].release()
+				d.queue[0] = queued{}
+				d.queue = d.queue[1:]
+			}
+			d.queue = nil
+			return true
+		})
+		if err != nil || sendErr != nil {
+			return errors.Join(err, sendErr)
+		}
+	}
+}
+
+// empty lets go of what still waits.
+func (d *device) empty() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.gone = true
+	for _, q := range d.queue {
+		q.release()
+	}
+	d.queue, d.bytes = nil, 0
+}
+
+// The rest of stack.LinkEndpoint: an interface whose properties never change.
+
+// MTU implements stack.LinkEndpoint.
+func (d *device) MTU() uint32 { return MTU }
+
+// SetMTU implements stack.LinkEndpoint.
+func (d *device) SetMTU(uint32) {}
+
+// MaxHeaderLength implements stack.LinkEndpoint; the Ethernet header is sent from a place of its own.
+func (d *device) MaxHeaderLength() uint16 { return 0 }
+
+// LinkAddress implements stack.LinkEndpoint.
+func (d *device) LinkAddress() tcpip.LinkAddress { return "" }
+
+// SetLinkAddress implements stack.LinkEndpoint.
+func (d *device) SetLinkAddress(tcpip.LinkAddress) {}
+
+// Capabilities implements stack.LinkEndpoint: a socket of the same kernel damages nothing, so what the guest's checksums
+// say is not looked at.
+func (d *device) Capabilities() stack.LinkEndpointCapabilities {
+	return stack.CapabilityRXChecksumOffload
+}
+
+// Attach implements stack.LinkEndpoint.
+func (d *device) Attach(dispatcher stack.NetworkDispatcher) {
+	if dispatcher == nil {
+		d.dispatcher.Store(nil)
+		return
+	}
+	d.dispatcher.Store(&dispatcher)
+}
+
+// IsAttached implements stack.LinkEndpoint.
+func (d *device) IsAttached() bool { return d.dispatcher.Load() != nil }
+
+// Wait implements stack.LinkEndpoint.
+func (d *device) Wait() {}
+
+// ARPHardwareType implements stack.LinkEndpoint.
+func (d *device) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareNone }
+
+// AddHeader implements stack.LinkEndpoint.
+func (d *device) AddHeader(*stack.PacketBuffer) {}
+
+// ParseHeader implements stack.LinkEndpoint.
+func (d *device) ParseHeader(*stack.PacketBuffer) bool { return true }
+
+// Close implements stack.LinkEndpoint.
+func (d *device) Close() {}
+
+// SetOnCloseAction implements stack.LinkEndpoint.
+func (d *device) SetOnCloseAction(func()) {}
