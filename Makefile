@@ -13,8 +13,9 @@ LINT_VERSION := $(shell sed -n 's,.*golangci/golangci-lint/v2 \(v[0-9.]*\).*,\1,
 LINT := .tools/golangci-lint-$(LINT_VERSION)
 
 TESTFLAGS ?=
-# What reads the bytes of clients and guests, of the daemon's own files that others may have damaged, and of the host.
-FUZZ_PACKAGES ?= ./internal/access ./internal/cgroup ./internal/httpapi ./internal/network/egress ./internal/network/inspect ./internal/network/nameserver
+# What reads the bytes of clients, daemons and guests, of the daemon's own files that others may have damaged, and of the host.
+FUZZ_PACKAGES ?= ./client ./internal/access ./internal/audit ./internal/cgroup ./internal/cli ./internal/host ./internal/httpapi \
+	./internal/layout ./internal/network/egress ./internal/network/inspect ./internal/network/nameserver ./internal/proc ./internal/store
 FUZZTIME ?= 5s
 
 export CGO_ENABLED := 0

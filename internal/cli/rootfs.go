@@ -25,7 +25,9 @@ func (f *rootfsFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.cpus, "cpus", 0, "CPUs of its machine (default 1)")
 }
 
-func (f *rootfsFlags) given() bool { return f.rootfs != "" || f.kernel != "" || f.memory != "" || f.cpus != 0 }
+func (f *rootfsFlags) given() bool {
+	return f.rootfs != "" || f.kernel != "" || f.memory != "" || f.cpus != 0
+}
 
 func (a *App) bootRootfs(ctx context.Context, tag string, f *rootfsFlags) error {
 	if f.rootfs == "" {

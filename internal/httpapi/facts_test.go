@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -37,4 +38,19 @@ func TestLoadAverage(t *testing.T) {
 			t.Errorf("%q: %v", bad, got)
 		}
 	}
+}
+
+// FuzzFacts: other users mount things, and name them.
+func FuzzFacts(f *testing.F) {
+	f.Add("21 1 254:0 / / rw,relatime - ext4 /dev/root rw\n24 21 0:21 / /mnt/with\\040space rw - xfs /dev/vdb rw\n", "/mnt/with space/a", "0.50 1.25 10.00 2/300 1\n")
+	f.Add("1 2 3 4 \\777 - x", "/", "NaN Inf -1")
+	f.Add("\\04", "", "")
+	f.Fuzz(func(t *testing.T, mounts, path, load string) {
+		if kind := fileSystem(mounts, path); strings.ContainsAny(kind, " \n") {
+			t.Errorf("a file system of the kind %q", kind)
+		}
+		if l := loadAverage(load); l != nil && len(l) != 3 {
+			t.Errorf("loads %v", l)
+		}
+	})
 }
