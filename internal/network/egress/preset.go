@@ -67,7 +67,9 @@ func open() []Rule {
 	quic := []PortRange{{443, 443}}
 	return []Rule{
 		{Domain: "*"},
-		{CIDR: four}, {CIDR: six},
-		{CIDR: four, Ports: quic, Protocol: UDP}, {CIDR: six, Ports: quic, Protocol: UDP},
+		{CIDR: four},
+		{CIDR: six},
+		{CIDR: four, Ports: quic, Protocol: UDP},
+		{CIDR: six, Ports: quic, Protocol: UDP},
 	}
 }

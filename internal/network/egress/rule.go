@@ -33,6 +33,8 @@ func (r PortRange) String() string {
 func (r PortRange) has(port uint16) bool { return r.First <= port && port <= r.Last }
 
 // A Rule names destinations: by name or by address, never both.
+//
+//nolint:recvcheck // It is a value; only UnmarshalText changes one.
 type Rule struct {
 	// Domain is a name ("pypi.org"), every name below one ("*.pypi.org", which is not pypi.org itself), or every name ("*").
 	Domain string
@@ -83,7 +85,7 @@ func parseRule(text string) (Rule, error) {
 		if !closed {
 			return Rule{}, errors.New("there is no ] after [")
 		}
-		bits := after
+		var bits string
 		bits, ports, hasPorts = strings.Cut(after, ":")
 		if !strings.Contains(address, ":") {
 			return Rule{}, errors.New("brackets are for IPv6 addresses")
@@ -260,7 +262,7 @@ func (r Rule) MarshalText() ([]byte, error) {
 }
 
 // UnmarshalText reads a rule with ParseRule.
-func (r *Rule) UnmarshalText(text []byte) error { //nolint:recvcheck // as every type that unmarshals itself
+func (r *Rule) UnmarshalText(text []byte) error {
 	parsed, err := ParseRule(string(text))
 	if err != nil {
 		return err

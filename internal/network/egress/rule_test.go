@@ -18,14 +18,6 @@ func rule(t testing.TB, text string) Rule {
 	return r
 }
 
-func rules(t testing.TB, texts ...string) []Rule {
-	var out []Rule
-	for _, text := range texts {
-		out = append(out, rule(t, text))
-	}
-	return out
-}
-
 func TestParseRule(t *testing.T) {
 	for text, want := range map[string]string{
 		"pypi.org":                    "pypi.org",

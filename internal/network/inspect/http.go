@@ -90,19 +90,19 @@ func isToken(c byte) bool {
 
 // request is what is known of one before its head is complete.
 type request struct {
-	begun, done bool
-	empty       int // lines before it
-	method      string
-	minor       byte
-	authority   string // of the target; empty: it has none
-	host        string
-	hosts       int
-	length      int64
-	lengths     int
-	chunked     bool
-	encodings   int
-	websocket   bool
-	upgrade     bool
+	begun     bool
+	empty     int // lines before it
+	method    string
+	minor     byte
+	authority string // of the target; empty: it has none
+	host      string
+	hosts     int
+	length    int64
+	lengths   int
+	chunked   bool
+	encodings int
+	websocket bool
+	upgrade   bool
 }
 
 // nextLine is the line at pos, without its end, once that is there.

@@ -150,13 +150,13 @@ func httpCases() map[string][3]string {
 		"lower version":              {"GET / http/1.1\r\nHost: a.example\r\n\r\n", "", "a version other"},
 		"tab for space":              {"GET\t/ HTTP/1.1\r\nHost: a.example\r\n\r\n", "", "METHOD TARGET VERSION"},
 		"two spaces":                 {"GET  / HTTP/1.1\r\nHost: a.example\r\n\r\n", "", "METHOD TARGET VERSION"},
-		"space in target":            {"GET / HTTP/1.1 HTTP/1.1\r\nHost: a.example\r\n\r\n", "", "METHOD TARGET VERSION"},
+		"space in target":            {"GET /x y HTTP/1.1\r\nHost: a.example\r\n\r\n", "", "METHOD TARGET VERSION"},
 		"space first":                {" GET / HTTP/1.1\r\nHost: a.example\r\n\r\n", "", "METHOD TARGET VERSION"},
 		"line feed first":            {"\n" + get, "", "CR LF"},
 		"many empty lines":           {"\r\n\r\n\r\n" + get, "", "empty lines"},
 		"proxy's header":             {"PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n" + get, "", "proxy's connection"},
 		"proxy's header, binary":     {"\r\n\r\n\x00\r\nQUIT\n!" + get, "", "proxy's connection"},
-		"tunnels":                    {strings.Repeat("CONNECT a.example:80 HTTP/1.1\r\n\r\n", 3), "http:a.example, http:a.example, http:a.example", "tunnels within tunnels"},
+		"tunnels":                    {strings.Repeat("CONNECT a.example:80 HTTP/1.1\r\n\r\n", 3), strings.Repeat("http:a.example, ", 2) + "http:a.example", "tunnels within tunnels"},
 		"head too large":             {"GET / HTTP/1.1\r\nX: " + strings.Repeat("y", MaxHeld) + "\r\n\r\n", "", "do not say which server"},
 		"head without end":           {"GET / HTTP/1.1\r\nHost: a.example\r\n", "", "ends before"},
 		"line without end":           {"GET ", "", "ends before"},
@@ -352,7 +352,7 @@ func TestWebSocket(t *testing.T) {
 		"not yet":            {up, nil, "http:a.example, http:evil.example"},
 		"not asked for":      {"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n", []string{"HTTP/1.1 101 x\r\n"}, "http:a.example, http:evil.example"},
 		"h2c":                {strings.Replace(up, "WebSocket", "h2c", 1), []string{"HTTP/1.1 101 x\r\n"}, "http:a.example, http:evil.example"},
-		"an earlier answer":  {"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n" + up, []string{"HTTP/1.1 101 x\r\n"}, "http:a.example, http:a.example, http:evil.example"},
+		"an earlier answer":  {"GET / HTTP/1.1\r\nHost: a.example\r\n\r\n" + up, []string{"HTTP/1.1 101 x\r\n"}, strings.Repeat("http:a.example, ", 2) + "http:evil.example"},
 	} {
 		var found []Finding
 		s := NewScanner(func(f Finding) error { found = append(found, f); return nil })
@@ -420,6 +420,7 @@ func FuzzScanner(f *testing.F) {
 			asServer(t, pieces)
 		case TLS:
 			asTLSServer(t, pieces)
+		case Opaque:
 		}
 	})
 }
@@ -442,7 +443,7 @@ func asServer(t *testing.T, r result) {
 		if err != nil || !strings.EqualFold(host, r.found[i].Name) {
 			t.Fatalf("%q: request %d is for %q, asked was %q", r.passed, i, req.Host, r.found[i].Name)
 		}
-		if req.Method == "CONNECT" {
+		if req.Method == nethttp.MethodConnect {
 			return
 		}
 		if _, err := io.Copy(io.Discard, req.Body); err != nil {

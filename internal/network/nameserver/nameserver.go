@@ -172,7 +172,10 @@ func (s *Server) given(policy *egress.Policy, q Question, found []netip.Addr) ([
 	var addrs []netip.Addr
 	verdict := q.Verdict
 	for _, addr := range found {
-		addr = addr.Unmap().WithZone("")
+		addr = addr.WithZone("")
+		if q.Type == egress.TypeA {
+			addr = addr.Unmap() // as some resolvers give IPv4 addresses; one in an AAAA record is a trick
+		}
 		if addr.Is4() != (q.Type == egress.TypeA) || slices.Contains(addrs, addr) {
 			continue
 		}

@@ -132,7 +132,7 @@ func TestAnswer(t *testing.T) {
 		{"private.pypi.org.", a, dnsmessage.RCodeNameError, nil, "private"},
 		{"private.pypi.org.", aaaa, dnsmessage.RCodeNameError, nil, "private"},
 		{"mapped.pypi.org.", a, dnsmessage.RCodeNameError, nil, "metadata"},
-		{"mapped.pypi.org.", aaaa, 0, nil, ""},
+		{"mapped.pypi.org.", aaaa, dnsmessage.RCodeNameError, nil, "in disguise"},
 		{"own.pypi.org.", a, dnsmessage.RCodeNameError, nil, "of this host"},
 	} {
 		s := server(t, "pypi.org", "*.pypi.org:443")
