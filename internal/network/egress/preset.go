@@ -54,6 +54,7 @@ func packages() []Rule {
 		"pypi.org", "files.pythonhosted.org",
 		"registry.npmjs.org",
 		"proxy.golang.org", "sum.golang.org", "storage.googleapis.com", // storage: where the proxy redirects toolchains to
+		"go.googlesource.com", // the repositories of golang.org/x
 		"crates.io", "index.crates.io", "static.crates.io",
 	} {
 		rules = append(rules, Rule{Domain: name, Ports: tls, Protocol: TCP})
