@@ -25,12 +25,12 @@ const (
 	Version = "1.0.0"
 	Says    = "from the stand-in"
 	// Repository is cloned from here.
-	Repository = "https://github.com/forkd/standin.git"
+	Repository = "https://go.googlesource.com/standin"
 )
 
 func sites() (map[string]http.Handler, error) {
 	all := map[string]http.Handler{}
-	for _, add := range []func(map[string]http.Handler) error{pypi, npm, debian, goProxy, gitHub} {
+	for _, add := range []func(map[string]http.Handler) error{pypi, npm, debian, goProxy, git} {
 		if err := add(all); err != nil {
 			return nil, err
 		}
@@ -200,10 +200,10 @@ func goProxy(all map[string]http.Handler) error {
 	return err
 }
 
-// gitHub has a repository of one commit, served as plain files.
-func gitHub(all map[string]http.Handler) error {
+// git has a repository of one commit, served as plain files.
+func git(all map[string]http.Handler) error {
 	site := files{}
-	const base = "/forkd/standin.git/"
+	const base = "/standin/"
 	add := func(kind string, body []byte) (string, error) {
 		text := append([]byte(fmt.Sprintf("%s %d\x00", kind, len(body))), body...)
 		sum := sha1.Sum(text) //nolint:gosec // That is git's name for it.
@@ -233,6 +233,6 @@ func gitHub(all map[string]http.Handler) error {
 	site[base+"HEAD"] = []byte("ref: refs/heads/main\n")
 	site[base+"info/refs"] = []byte(commit + "\trefs/heads/main\n")
 	site[base+"objects/info/packs"] = []byte("\n")
-	all["github.com"] = site
+	all["go.googlesource.com"] = site
 	return err
 }

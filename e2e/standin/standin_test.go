@@ -34,7 +34,7 @@ func TestStandIns(t *testing.T) {
 		"http://registry.npmjs.org/forkd-standin":                    "sha512-",
 		"http://deb.debian.org/debian/dists/standin/Release":         "binary-amd64",
 		"http://proxy.golang.org/example.com/standin/@v/v1.0.0.info": "v1.0.0",
-		"http://github.com/forkd/standin.git/info/refs":              "refs/heads/main",
+		"http://go.googlesource.com/standin/info/refs":               "refs/heads/main",
 		"http://other.example.com/":                                  "no such site",
 	} {
 		rec := httptest.NewRecorder()
