@@ -45,6 +45,8 @@ type Error struct {
 	Hint      string `json:"hint,omitempty"` // what to try
 	RequestID string `json:"request_id,omitempty"`
 	Console   string `json:"console,omitempty"` // tail of the guest's console, where it explains the failure
+
+	Status int `json:"-"` // of the reply that had it; for package client's users
 }
 
 func (e *Error) Error() string { return e.Message }

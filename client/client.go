@@ -91,10 +91,33 @@ func (c *Client) send(ctx context.Context, method, path, contentType string, bod
 	if body != nil {
 		req.Header.Set("Content-Type", contentType)
 	}
+	return c.roundTrip(req)
+}
+
+// sendWith is send with headers, and with a JSON body unless in is nil.
+func (c *Client) sendWith(ctx context.Context, method, path string, header http.Header, in any) (*http.Response, error) {
+	var body io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return nil, fmt.Errorf("encode request: %w", err)
+		}
+		body = bytes.NewReader(b)
+		header.Set("Content-Type", "application/json")
+	}
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
+	if err != nil {
+		return nil, fmt.Errorf("make request: %w", err)
+	}
+	req.Header = header
+	return c.roundTrip(req)
+}
+
+func (c *Client) roundTrip(req *http.Request) (*http.Response, error) {
 	c.authorize(req)
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, c.unreachable(ctx, err)
+		return nil, c.unreachable(req.Context(), err)
 	}
 	if resp.StatusCode >= http.StatusBadRequest {
 		defer resp.Body.Close()
@@ -132,6 +155,7 @@ func refusal(resp *http.Response) error {
 	if err := json.Unmarshal(text, e); err != nil || e.Message == "" {
 		return fmt.Errorf("the daemon replied %s: %.200q", resp.Status, text)
 	}
+	e.Status = resp.StatusCode
 	return e
 }
 

@@ -151,6 +151,7 @@ func (a *App) root() *cobra.Command {
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the API's objects as JSON")
 	root.PersistentFlags().BoolVar(&a.noAutostart, "no-autostart", false, "do not start a daemon when none answers")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.AddCommand(a.mcp())
 	root.CompletionOptions.HiddenDefaultCmd = false
 	root.SuggestionsMinimumDistance = 2
 	root.AddCommand(
