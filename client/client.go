@@ -303,6 +303,7 @@ type BuildOptions struct {
 	CPUs        int      // of the machine; 0: the default, or the base's
 	MemoryBytes int64
 	DiskBytes   int64
+	Network     string // what a recipe would have under network, in a line
 }
 
 func (o *BuildOptions) query() url.Values {
@@ -324,6 +325,7 @@ func (o *BuildOptions) query() url.Values {
 	set("cpus", strconv.Itoa(o.CPUs), o.CPUs != 0)
 	set("memory_bytes", strconv.FormatInt(o.MemoryBytes, 10), o.MemoryBytes != 0)
 	set("disk_bytes", strconv.FormatInt(o.DiskBytes, 10), o.DiskBytes != 0)
+	set("network", o.Network, o.Network != "")
 	q["build_arg"] = o.BuildArgs
 	return q
 }

@@ -38,6 +38,11 @@ func receiveDockerfile(q url.Values, dir string, root *os.Root, body io.Reader) 
 	if spec.Machine, err = machineOf(q); err != nil {
 		return nil, err
 	}
+	if text := q.Get("network"); text != "" {
+		if spec.Network, err = image.ParseNetwork("network", text); err != nil {
+			return nil, fmt.Errorf("%w: %w", host.ErrInvalid, err)
+		}
+	}
 	spool, err := os.OpenFile(filepath.Join(dir, "context"), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("receive context: %w", err)

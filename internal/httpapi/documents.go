@@ -102,6 +102,7 @@ func buildParameters() []parameter {
 		{name: "cpus", kind: integer, least: 1, most: 64, about: "Of the machine."},
 		{name: "memory_bytes", kind: integer, least: 128 * mib, most: 1 << 40, about: "Of the machine, whole MiB."},
 		{name: "disk_bytes", kind: integer, least: 1 << 30, most: 16 << 40, about: "Of the machine, whole MiB."},
+		{name: "network", about: "What a recipe would have under network, in a line: a preset, or {build: packages}."},
 	}
 }
 
