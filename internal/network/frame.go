@@ -61,7 +61,9 @@ const (
 	icmpv6EchoRequest     = 128
 	icmpv6ListenerQuery   = 130 // to 132: multicast listeners
 	icmpv6RouterSolicit   = 133
+	icmpv6RouterAdvert    = 134
 	icmpv6NeighborSolicit = 135
+	icmpv6NeighborAdvert  = 136
 	icmpv6Redirect        = 137
 	icmpv6ListenerReport2 = 143
 
@@ -104,7 +106,7 @@ func (f *filter) arp(p packet) packet {
 	b := p.network
 	const ethernetIPv4 = 0x0001080006040001 // with operation 1: a request
 	if len(b) < 28 || binary.BigEndian.Uint64(b) != ethernetIPv4 {
-		return p // Answers and gratuitous ones: there is nobody whose table they could change.
+		return refuse(p, "spoofed ARP: an answer that nobody asked for") // There is nobody whose table it could change.
 	}
 	sender, target := netip.AddrFrom4([4]byte(b[14:18])), netip.AddrFrom4([4]byte(b[24:28]))
 	if [6]byte(b[8:14]) != f.guestMAC || sender != f.guest4 && !sender.IsUnspecified() {
@@ -155,8 +157,10 @@ func (f *filter) ipv4(p packet) packet {
 		switch {
 		case later || first:
 			return refuse(p, "fragmented ICMP")
-		case len(p.payload) < 8 || p.payload[0] != icmpEchoRequest:
+		case len(p.payload) < 8 || isError4(p.payload[0]):
 			return p // Errors about what it has heard: every conversation it could mean ends here.
+		case p.payload[0] != icmpEchoRequest:
+			return refuse(p, otherICMP)
 		}
 		p.fate = fateEcho
 		return p
@@ -228,6 +232,11 @@ func (f *filter) ipv6(p packet) packet {
 	}
 }
 
+const otherICMP = "ICMP other than pings, which carries bytes or changes routes"
+
+// isError4: unreachable, time exceeded, a bad header.
+func isError4(kind byte) bool { return kind == 3 || kind == 11 || kind == 12 }
+
 func isListener(kind byte) bool {
 	return kind >= icmpv6ListenerQuery && kind <= icmpv6ListenerQuery+2 || kind == icmpv6ListenerReport2
 }
@@ -242,8 +251,10 @@ func (f *filter) icmpv6(p packet, fragmented bool) packet {
 	}
 	kind := p.payload[0]
 	switch {
-	case isListener(kind), kind >= icmpv6RouterSolicit && kind <= icmpv6Redirect && kind != icmpv6NeighborSolicit:
+	case isListener(kind), kind == icmpv6RouterSolicit, kind == icmpv6NeighborAdvert:
 		return p
+	case kind == icmpv6RouterAdvert, kind == icmpv6Redirect:
+		return refuse(p, otherICMP)
 	case kind == icmpv6NeighborSolicit:
 		if len(p.payload) >= 24 && netip.AddrFrom16([16]byte(p.payload[8:24])) == f.gateway6 && !p.from.Addr().IsUnspecified() {
 			p.fate = fateNDP
@@ -253,8 +264,11 @@ func (f *filter) icmpv6(p packet, fragmented bool) packet {
 		return refuse(p, "spoofed IPv6 address")
 	}
 	p.talks = true
-	if kind == icmpv6EchoRequest {
+	switch {
+	case kind == icmpv6EchoRequest:
 		p.fate = fateEcho
+	case kind >= 5: // Not an error about what it has heard.
+		return refuse(p, otherICMP)
 	}
 	return p
 }

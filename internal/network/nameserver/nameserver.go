@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -51,7 +53,7 @@ type Server struct {
 
 // A Question is what was asked, and what became of it.
 type Question struct {
-	Name      string // canonical, or as it was asked where it is no host's name
+	Name      string // canonical, or quoted where it is no host's name
 	Type      uint16
 	Verdict   egress.Verdict
 	Addresses []netip.Addr // that were given
@@ -136,6 +138,8 @@ func (s *Server) ask(ctx context.Context, header dnsmessage.Header, question dns
 	}
 	if name, ok := egress.Canonical(q.Name); ok {
 		q.Name = name
+	} else {
+		q.Name = strings.Trim(strconv.QuoteToASCII(q.Name), `"`) // a guest's bytes may steer whoever reads a record
 	}
 	policy := s.Policy()
 	q.Verdict = policy.Name(q.Name, q.Type)
