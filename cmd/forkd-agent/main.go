@@ -19,6 +19,7 @@ import (
 	"forkd.dev/forkd/internal/agent/account"
 	"forkd.dev/forkd/internal/agent/contexts"
 	"forkd.dev/forkd/internal/agent/files"
+	"forkd.dev/forkd/internal/agent/network"
 	"forkd.dev/forkd/internal/agent/oom"
 	"forkd.dev/forkd/internal/agent/probe"
 	"forkd.dev/forkd/internal/agent/process"
@@ -117,6 +118,7 @@ func run(ctx context.Context) error {
 			files.New(accounts),
 			interpreters,
 			probe.Service{},
+			network.NewService(groups.PIDs),
 		},
 	}, bootID())
 	return a.Serve(ctx, port)

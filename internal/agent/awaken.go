@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"forkd.dev/forkd/internal/agent/network"
 	"forkd.dev/forkd/internal/agent/quick"
 	"forkd.dev/forkd/internal/guest/wire"
 )
@@ -28,6 +29,7 @@ type System struct {
 	Entropy     func([]byte) error
 	SetClock    func(time.Time) error
 	SetHostname func(string) error
+	Sever       func() (int, error) // connections that leave the machine
 	PowerOff    func() error
 	Sync        func()
 }
@@ -40,6 +42,7 @@ func RealSystem() System {
 		Entropy:     openGenerator().credit,
 		SetClock:    setClock,
 		SetHostname: quick.SetHostname,
+		Sever:       network.NewSeverer().Sever,
 		PowerOff:    func() error { return unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF) },
 		Sync:        unix.Sync,
 	}
@@ -206,12 +209,20 @@ func onlyHex(s, also string) bool {
 	return true
 }
 
-// renew is the machine's own part. The order matters: what is drawn later comes from the reseeded generator, and is
-// dated by the new clock.
+// renew is the machine's own part. The order matters: connections end before anything can be sent on them, what is drawn
+// later comes from the reseeded generator, and is dated by the new clock.
 func (a *Agent) renew(
 	ctx context.Context, ask func() ([]byte, error), req *wire.AwakenRequest, identity []byte, report *wire.AwakenReport,
 ) error {
 	sys := &a.cfg.System
+	if req.Sever {
+		n, err := sys.Sever()
+		if err != nil {
+			return err
+		}
+		report.Severed = n
+		report.Renewed = append(report.Renewed, wire.RenewedConnections)
+	}
 	if err := sys.Entropy(req.Entropy); err != nil {
 		return err
 	}

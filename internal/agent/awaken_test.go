@@ -112,6 +112,7 @@ func newMachine(t *testing.T) *machine {
 			Entropy:     func(b []byte) error { return m.did("entropy") },
 			SetClock:    func(now time.Time) error { m.clock = now; return m.did("clock") },
 			SetHostname: func(string) error { return m.did("hostname") },
+			Sever:       func() (int, error) { return 20, m.did("sever") },
 			PowerOff:    func() error { return m.did("off") },
 		},
 	}, "boot")
@@ -268,11 +269,35 @@ func TestAwaken(t *testing.T) {
 }
 
 // Invariant 4: whatever step fails, nothing of the user's runs.
+// Connections end while everything is frozen, contexts too, and before anything else is done; who is not asked ends none.
+func TestAwakenSevers(t *testing.T) {
+	m := newMachine(t)
+	m.frozenAt = map[string]bool{}
+	r := request()
+	r.Sever = true
+	message, err := call(t, m.handlers[wire.MethodAwaken], r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := wire.AwakenReport{}
+	if err := json.Unmarshal(message, &report); err != nil {
+		t.Fatal(err)
+	}
+	if report.Severed != 20 || report.Renewed[0] != wire.RenewedConnections {
+		t.Errorf("the report says %+v", report)
+	}
+	if len(m.log) == 0 || m.log[0] != "sever" || !m.frozenAt["sever"] {
+		t.Errorf("was done: %v, frozen at %v", m.log, m.frozenAt)
+	}
+}
+
 func TestFailedAwakenThawsNothing(t *testing.T) {
-	for _, step := range []string{"entropy", "clock", "hostname", "contexts.renew"} {
+	for _, step := range []string{"sever", "entropy", "clock", "hostname", "contexts.renew"} {
 		m := newMachine(t)
 		m.fail = step
-		if _, err := call(t, m.handlers[wire.MethodAwaken], request()); !errors.Is(err, errStep) {
+		r := request()
+		r.Sever = true
+		if _, err := call(t, m.handlers[wire.MethodAwaken], r); !errors.Is(err, errStep) {
 			t.Errorf("%s: %v", step, err)
 		}
 		if !m.frozen("user/proc") || !m.frozen("user/ctx-default") {

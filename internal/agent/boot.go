@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/internal/agent/account"
+	"forkd.dev/forkd/internal/agent/network"
 	"forkd.dev/forkd/internal/guest/wire"
 )
 
@@ -238,7 +239,7 @@ func mountBootID() error {
 	return nil
 }
 
-// setUpHost is names, loopback and limits. A file the image does have is left alone.
+// setUpHost is names, network and limits.
 func setUpHost() error {
 	if name, err := os.ReadFile("/etc/hostname"); err == nil {
 		if n := strings.TrimSpace(string(name)); validHostname(n) {
@@ -248,16 +249,19 @@ func setUpHost() error {
 	if err := os.MkdirAll("/etc", 0o755); err != nil {
 		return fmt.Errorf("make /etc: %w", err)
 	}
-	for path, content := range map[string]string{"/etc/hosts": defaultHosts, "/etc/resolv.conf": defaultResolver} {
-		// Images made of containers have empty ones in the places that a container's engine fills.
-		if info, err := os.Lstat(path); err == nil && (!info.Mode().IsRegular() || info.Size() > 0) {
-			continue
-		}
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-			return fmt.Errorf("write %s: %w", path, err)
+	// Images made of containers have an empty one in the place that a container's engine fills.
+	if info, err := os.Lstat("/etc/hosts"); err != nil || info.Mode().IsRegular() && info.Size() == 0 {
+		if err := os.WriteFile("/etc/hosts", []byte(defaultHosts), 0o644); err != nil {
+			return fmt.Errorf("write /etc/hosts: %w", err)
 		}
 	}
+	if err := setResolver("/etc/resolv.conf"); err != nil {
+		return err
+	}
 	if err := loopbackUp(); err != nil {
+		return err
+	}
+	if err := network.SetUp(); err != nil {
 		return err
 	}
 	unix.Umask(0o022)
@@ -286,6 +290,28 @@ func setUpHost() error {
 		"/proc/sys/vm/max_map_count":                    "262144",
 	} {
 		_ = os.WriteFile(name, []byte(value), 0)
+	}
+	return nil
+}
+
+// setResolver names the only name server that there is, whatever an image brings: another could not be reached, and a link to
+// a file that some service would write leads nowhere while that does not run. Systemd's resolver, if the image has one,
+// takes the file as its configuration when it is no link of its own.
+func setResolver(path string) error {
+	info, err := os.Lstat(path)
+	if err == nil && info.Mode().IsRegular() {
+		if old, err := os.ReadFile(path); err == nil && string(old) == network.Resolver {
+			return nil
+		}
+	}
+	if err == nil && !info.IsDir() {
+		err = os.Remove(path)
+	}
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = os.WriteFile(path, []byte(network.Resolver), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
 }

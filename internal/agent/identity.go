@@ -14,9 +14,6 @@ import (
 
 const defaultHosts = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 
-// defaultResolver lets look-ups fail at once while there is nobody to ask.
-const defaultResolver = "# No name server. Names of /etc/hosts work.\noptions timeout:1 attempts:1\n"
-
 // hostsAddress is Debian's custom for the line of /etc/hosts that names the machine itself.
 const hostsAddress = "127.0.1.1"
 

@@ -46,7 +46,7 @@ func (a *Agent) greet(ctx context.Context, r *wire.Receiver, conn *sessionConn, 
 	hello := &wire.Hello{
 		Version:    wire.Version,
 		Agent:      a.cfg.Version,
-		Features:   []string{wire.FeatureThaw, wire.FeatureSteps, wire.FeatureFiles, wire.FeatureInit},
+		Features:   []string{wire.FeatureThaw, wire.FeatureSteps, wire.FeatureFiles, wire.FeatureInit, wire.FeatureNetwork},
 		Generation: p.Generation,
 		BootID:     a.bootID,
 		Phase:      a.Phase(),

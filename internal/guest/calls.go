@@ -49,7 +49,15 @@ func (c *Conn) Awaken(ctx context.Context, req *wire.AwakenRequest) (*wire.Awake
 		return nil, err
 	}
 	tidyReport(report)
-	return report, nil
+	return report, severed(req, report)
+}
+
+// severed makes sure that an agent did what it was asked for: one that knows no connections reads past the word.
+func severed(req *wire.AwakenRequest, report *wire.AwakenReport) error {
+	if !req.Sever || slices.Contains(report.Renewed, wire.RenewedConnections) {
+		return nil
+	}
+	return fmt.Errorf("%w: the guest's agent did not sever the connections of the copy; it is too old for a network", ErrProtocol)
 }
 
 // tellTime answers the agent's questions for the time until its report comes.

@@ -161,6 +161,9 @@ func awakening(nc net.Conn, generation uint64, req *wire.AwakenRequest) (*Conn, 
 		case c.hello.Awakened == nil:
 			return nil, errors.Join(fmt.Errorf("%w: an answer without a report", ErrProtocol), c.Close())
 		}
+		if err := severed(req, c.hello.Awakened); err != nil {
+			return nil, errors.Join(err, c.Close())
+		}
 		return c, nil
 	}
 	return nil, fmt.Errorf("%w: more than %d questions for the time", ErrProtocol, maxClockQuestions)

@@ -39,6 +39,7 @@ func tidyReport(r *wire.AwakenReport) {
 		n := &r.NotRenewed[i]
 		n.What, n.Name, n.Why = line(n.What, maxSaid), line(n.Name, maxWhy), line(n.Why, maxWhy)
 	}
+	r.Severed = max(0, r.Severed)
 	if !(r.MS >= 0 && r.MS < 1e12) {
 		r.MS = 0
 	}

@@ -83,3 +83,16 @@ func (c *Conn) SetDeadline(t time.Time) error { return c.file.SetDeadline(t) }
 
 // Close closes the descriptor; who waits for it stops waiting.
 func (c *Conn) Close() error { return c.file.Close() }
+
+// Writable waits until a write would not wait.
+func (c *Conn) Writable() error {
+	var err error
+	werr := c.raw.Write(func(fd uintptr) bool {
+		// Asked each time: the poller may have told before anybody waited.
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+		var n int
+		n, err = unix.Poll(p, 0)
+		return n > 0 || err != nil && !errors.Is(err, unix.EINTR)
+	})
+	return errors.Join(werr, err)
+}

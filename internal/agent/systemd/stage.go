@@ -3,6 +3,7 @@ package systemd
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"syscall"
 
@@ -72,9 +73,29 @@ func Stage() error {
 	if err := os.WriteFile("/run/systemd/journald.conf.d/10-forkd.conf", []byte(journal), 0o644); err != nil {
 		return err
 	}
+	if err := leaveNetworkAlone("/run"); err != nil {
+		return err
+	}
 	path, err := program()
 	if err != nil {
 		return err
 	}
 	return fmt.Errorf("execute %s: %w", path, syscall.Exec(path, []string{path, "--system", "--show-status=false"}, os.Environ()))
+}
+
+// leaveNetworkAlone tells those that manage networks that the interface is set up already. An image's own rules would take
+// its addresses away, and wait for others that nobody gives. The names come before those that images use.
+func leaveNetworkAlone(run string) error {
+	for dir, file := range map[string][2]string{
+		"systemd/network":       {"00-forkd.network", "[Match]\nName=eth0\n[Link]\nUnmanaged=yes\n"},
+		"NetworkManager/conf.d": {"00-forkd.conf", "[keyfile]\nunmanaged-devices=interface-name:eth0\n"},
+	} {
+		if err := os.MkdirAll(filepath.Join(run, dir), 0o755); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(run, dir, file[0]), []byte(file[1]), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }

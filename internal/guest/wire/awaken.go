@@ -10,10 +10,14 @@ import (
 // as the agent asks by an answer without a hello, the host's clock. The request is not JSON, and the file with the fork's
 // identity is made by the host, because reading and writing both takes code that runs in no fork otherwise: 4 byte
 // big-endian lengths and numbers, in this order: sandbox id, hostname, machine id, boot id, entropy, identity file,
-// index, count, number of variables, and name and value of each.
+// index, count, number of variables, and name and value of each. A number of options may follow; an agent from before there
+// were any refuses the request then.
 
 // maxAwaken bounds the request: environment, mostly.
 const maxAwaken = MaxMessage
+
+// optionSever is AwakenRequest.Sever. What is not known is refused, since it was asked for.
+const optionSever = 1
 
 // AppendAwaken adds a request to the beginning of a session.
 func AppendAwaken(b []byte, r *AwakenRequest, identity []byte) []byte {
@@ -27,6 +31,9 @@ func AppendAwaken(b []byte, r *AwakenRequest, identity []byte) []byte {
 	b = binary.BigEndian.AppendUint32(b, uint32(len(r.Env)))
 	for name, value := range r.Env {
 		b = appendField(appendField(b, name), value)
+	}
+	if r.Sever {
+		b = binary.BigEndian.AppendUint32(b, optionSever)
 	}
 	binary.BigEndian.PutUint32(b[at:], uint32(len(b)-at-4))
 	return b
@@ -81,6 +88,10 @@ func parseAwaken(b []byte) (*AwakenRequest, []byte) {
 			name := string(f.next())
 			req.Env[name] = string(f.next())
 		}
+	}
+	if len(f.b) > 0 {
+		req.Sever = f.number() == optionSever
+		f.failed = f.failed || !req.Sever
 	}
 	if f.failed || len(f.b) > 0 {
 		return nil, nil

@@ -87,6 +87,10 @@ func (r *AwakenReport) appendJSON(b []byte) []byte {
 		}
 		b = append(b, ']')
 	}
+	if r.Severed != 0 {
+		b = append(b, `,"severed":`...)
+		b = strconv.AppendInt(b, int64(r.Severed), 10)
+	}
 	b = append(b, `,"ms":`...)
 	b = appendMS(b, r.MS)
 	return append(b, '}')
@@ -413,6 +417,17 @@ func (s *scanner) int() int64 {
 	return n
 }
 
+func (s *scanner) bool() bool {
+	for _, word := range []string{"true", "false"} {
+		if !s.failed && len(s.b) >= len(word) && string(s.b[:len(word)]) == word {
+			s.b = s.b[len(word):]
+			return word == "true"
+		}
+	}
+	s.failed = true
+	return false
+}
+
 // stringMap reads an object of strings into m, which it makes when nil.
 func (s *scanner) stringMap(m map[string]string) map[string]string {
 	if m == nil {
@@ -450,6 +465,8 @@ func (r *AwakenRequest) parseJSON(b []byte) bool {
 			s.failed = s.failed || err != nil
 		case "env":
 			v.Env = s.stringMap(v.Env)
+		case "sever":
+			v.Sever = s.bool()
 		default:
 			s.failed = true
 		}

@@ -19,7 +19,7 @@ func TestHotEncoding(t *testing.T) {
 		messages = append(messages,
 			&Hello{Version: 1, Agent: s, Features: []string{s, "x"}, Generation: 1<<64 - 1, BootID: s, Phase: s},
 			&Hello{Awakened: &AwakenReport{Renewed: []string{s}}, Refusal: &Error{Code: s, Message: s}},
-			&AwakenReport{Renewed: []string{s}, NotRenewed: []NotRenewed{{What: s, PID: 7, Name: s, Why: s}, {}}, MS: 12.345},
+			&AwakenReport{Renewed: []string{s}, NotRenewed: []NotRenewed{{What: s, PID: 7, Name: s, Why: s}, {}}, Severed: 20, MS: 12.345},
 			&EvalResult{Text: &s, Error: &EvalError{Name: s, Value: s, Traceback: s}, ExecutionCount: -3, MS: 0.001},
 			&Identity{SandboxID: s, ForkIndex: 1, ForkCount: 2, SnapshotTag: s, Hostname: s, Generation: 9, CreatedAt: now},
 		)
@@ -53,7 +53,7 @@ func TestHotDecodingIsTaken(t *testing.T) {
 	for _, s := range strange {
 		awaken := AwakenRequest{
 			SandboxID: s, SnapshotTag: s, Index: 3, Count: 100, Hostname: s, MachineID: s, BootID: s, Entropy: make([]byte, 64),
-			Env: map[string]string{s: s, "A": "b"},
+			Env: map[string]string{s: s, "A": "b"}, Sever: true,
 		}
 		eval := EvalRequest{Context: s, Code: s, TimeoutMS: 5000, Env: map[string]string{s: s}}
 		for _, m := range []any{&awaken, &eval} {
@@ -84,7 +84,7 @@ func FuzzHotDecoding(f *testing.F) {
 	for _, s := range []string{
 		`{}`, `{"code":"1+1"}`, `{"code":"\u003c\n","timeoutMs":10,"env":{"A":"b"}}`, `{"code":"a","code":"b"}`, `{"timeoutMs":-0}`,
 		`{"index":1,"count":2,"hostname":"h","entropy":"AAAA","wallClock":"2026-01-02T03:04:05.006Z","env":{}}`,
-		`{"wallClock":"2024-02-30T00:00:00Z"}`, `{"code":"\ud83d"}`, `{"code":"` + "\xff" + `"}`, `{"index":00}`,
+		`{"sever":true}`, `{"sever":false,"index":1}`, `{"sever":truey}`, `{"wallClock":"2024-02-30T00:00:00Z"}`, `{"code":"\ud83d"}`, `{"code":"` + "\xff" + `"}`, `{"index":00}`,
 	} {
 		f.Add([]byte(s))
 	}

@@ -136,6 +136,9 @@ type AwakenRequest struct {
 	BootID      string            `json:"bootId"`    // UUID text
 	Entropy     []byte            `json:"entropy"`   // >= 64 bytes
 	Env         map[string]string `json:"env,omitempty"`
+	// Sever ends all connections that leave the machine, before any process of a user runs again; feature "network". A
+	// copy of a machine that never talked to anybody has none.
+	Sever bool `json:"sever,omitempty"`
 }
 
 // AwakenReport is the agent's confirmation: sent only when everything in Renewed has really been done and before any
@@ -143,7 +146,8 @@ type AwakenRequest struct {
 type AwakenReport struct {
 	Renewed    []string     `json:"renewed"` // e.g. kernel_entropy, wall_clock, hostname, context:default:random
 	NotRenewed []NotRenewed `json:"notRenewed,omitempty"`
-	MS         float64      `json:"ms"` // inside the guest, request to report
+	Severed    int          `json:"severed,omitempty"` // connections
+	MS         float64      `json:"ms"`                // inside the guest, request to report
 }
 
 // NotRenewed names state a clone shares with its siblings because the agent could not reach it.
