@@ -35,6 +35,8 @@ type device struct {
 	bytes   int
 	scratch [][]byte
 	gone    bool
+	err     error         // why nothing can be sent any more
+	failed  func()        // called once, when that is so
 	wake    chan struct{} // holds one token while the queue is not empty
 }
 
@@ -57,14 +59,15 @@ func (q queued) release() {
 	}
 }
 
-func newDevice(link *os.File, n *Network) (*device, error) {
+// newDevice makes one; failed is called, with locks held, when nobody is at the other end any more.
+func newDevice(link *os.File, n *Network, failed func()) (*device, error) {
 	raw, err := link.SyscallConn()
 	if err != nil {
 		return nil, err
 	}
 	return &device{
 		link: link, raw: raw, flows: n.flows, open: &n.open, frames: n.limits.FramesBuffered,
-		header4: n.filter.header(typeIPv4, 0), header6: n.filter.header(typeIPv6, 0), wake: make(chan struct{}, 1),
+		header4: n.filter.header(typeIPv4, 0), header6: n.filter.header(typeIPv6, 0), wake: make(chan struct{}, 1), failed: failed,
 	}, nil
 }
 
@@ -113,7 +116,7 @@ func (d *device) sendLocked(q queued) {
 	case len(d.queue) == 0:
 		sent, err := d.try(q)
 		if err != nil {
-			d.gone = true
+			d.failLocked(err)
 			return
 		}
 		if sent {
@@ -183,22 +186,28 @@ func sendFrame(fd int, iov [][]byte) (sent bool, err error) {
 	}
 }
 
+func (d *device) failLocked(err error) {
+	if !d.gone {
+		d.gone, d.err = true, err
+		d.failed()
+	}
+}
+
 // drain sends what waits, whenever the socket takes some again, until the link is closed or nobody is at its other end.
-func (d *device) drain(done <-chan struct{}) error {
+func (d *device) drain(done <-chan struct{}) {
 	for {
 		select {
 		case <-done:
-			return nil
+			return
 		case <-d.wake:
 		}
-		var sendErr error
 		err := d.raw.Write(func(fd uintptr) bool {
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			for len(d.queue) > 0 {
-				sent := false
-				if sent, sendErr = sendFrame(int(fd), d.iovecs(d.queue[0])); sendErr != nil { //nolint:gosec // a descriptor.
-					d.gone = true
+				sent, err := sendFrame(int(fd), d.iovecs(d.queue[0])) //nolint:gosec // a descriptor.
+				if err != nil {
+					d.failLocked(err)
 					return true
 				}
 				if !sent {
@@ -213,14 +222,14 @@ func (d *device) drain(done <-chan struct{}) error {
 			d.queue = nil
 			return true
 		})
-		if err != nil || sendErr != nil {
-			return errors.Join(err, sendErr)
+		if err != nil {
+			return // It is closed.
 		}
 	}
 }
 
-// empty lets go of what still waits.
-func (d *device) empty() {
+// end lets go of what still waits, and tells why the link failed, if it did.
+func (d *device) end() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.gone = true
@@ -228,6 +237,7 @@ func (d *device) empty() {
 		q.release()
 	}
 	d.queue, d.bytes = nil, 0
+	return d.err
 }
 
 // The rest of stack.LinkEndpoint: an interface whose properties never change.

@@ -2,6 +2,7 @@ package network_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -53,7 +54,9 @@ func TestEscapes(t *testing.T) {
 			go func() { done <- n.Run(ctx, host) }()
 			t.Cleanup(func() {
 				cancel()
-				<-done
+				if err := <-done; err != nil && !errors.Is(err, network.ErrLinkGone) {
+					t.Errorf("Run: %v", err)
+				}
 			})
 			g := &prisoner{networktest.NewGuest(t, link), link}
 			made, looked := 0, false

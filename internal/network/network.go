@@ -22,7 +22,7 @@ import (
 	"forkd.dev/forkd/internal/network/pin"
 )
 
-// Outer is what lies beyond a Network: the host's own network for programs (see Host), loopback and a record of every dial
+// Outer is what lies beyond a Network: the network of the host's programs, loopback and a record of every dial
 // for tests.
 type Outer interface {
 	// DialContext connects to an address (never a name) that the policy allows. network is tcp or udp.

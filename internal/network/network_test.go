@@ -45,13 +45,12 @@ type world struct {
 func start(t testing.TB, cfg network.Config) *world {
 	t.Helper()
 	outer, ok := cfg.Outer.(*networktest.Outer)
-	if !ok {
-		outer = &networktest.Outer{}
+	if cfg.Outer == nil {
+		outer, ok = &networktest.Outer{}, true
 	}
-	if outer.Hosts == nil {
-		outer.Hosts = map[string]string{}
+	if ok {
+		cfg.Outer = outer
 	}
-	cfg.Outer = outer
 	guest, host := networktest.Pair(t)
 	n := network.New(cfg)
 	ctx, cancel := context.WithCancel(t.Context())

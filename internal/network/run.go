@@ -48,27 +48,19 @@ func (n *Network) Run(ctx context.Context, link *os.File) error {
 	r := &run{Network: n, asking: make(chan struct{}, maxAsking)}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	defer r.cancel()
-	if r.device, err = newDevice(own, n); err != nil {
+	if r.device, err = newDevice(own, n, r.cancel); err != nil {
 		_ = own.Close()
 		return fmt.Errorf("take a network's link: %w", err)
 	}
 	// Closing wakes who waits to read or to write.
 	stop := context.AfterFunc(r.ctx, func() { _ = own.Close() })
-	drained := make(chan error, 1)
-	go func() {
-		err := r.device.drain(r.ctx.Done())
-		if err != nil {
-			r.cancel()
-		}
-		drained <- err
-	}()
+	r.spawn(func() { r.device.drain(r.ctx.Done()) })
 	err = r.read()
 	r.cancel()
-	err = errors.Join(err, <-drained)
 	if stop() {
 		_ = own.Close()
 	}
-	r.end()
+	err = errors.Join(err, r.end())
 	if ctx.Err() != nil || err == nil {
 		return nil
 	}
@@ -224,7 +216,7 @@ func (r *run) spawn(f func()) bool {
 }
 
 // end ends every flow, the stack, and waits for all goroutines.
-func (r *run) end() {
+func (r *run) end() error {
 	r.mu.Lock()
 	r.ended = true
 	r.mu.Unlock()
@@ -236,7 +228,7 @@ func (r *run) end() {
 	if r.stack != nil {
 		r.stack.Wait()
 	}
-	r.device.empty()
+	return r.device.end()
 }
 
 // admit asks the policy, and enters the flow where it is allowed and no limit is reached. Refused ones are recorded, and nil.

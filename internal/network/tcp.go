@@ -186,7 +186,7 @@ func (c *conversation) relay() (verdict, reason string) {
 // up moves bytes from the guest outward, through the inspection where there is one.
 func (c *conversation) up() error {
 	for {
-		buf, n, err := c.guest.read(c.inspection.wait())
+		buf, n, err := c.guest.read(c.ctx, c.inspection.wait())
 		if n > 0 {
 			err = c.forward((*buf)[:n])
 		}
@@ -333,7 +333,7 @@ func (g *guestEnd) close() {
 }
 
 // read waits for bytes of the guest's, if patience is not 0 no longer than that. The buffer is to be released.
-func (g *guestEnd) read(patience time.Duration) (*[]byte, int, error) {
+func (g *guestEnd) read(ctx context.Context, patience time.Duration) (*[]byte, int, error) {
 	var late <-chan time.Time
 	if patience > 0 {
 		timer := time.NewTimer(patience)
@@ -344,18 +344,19 @@ func (g *guestEnd) read(patience time.Duration) (*[]byte, int, error) {
 		buf := chunks.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else.
 		w := tcpip.SliceWriter(*buf)
 		result, err := g.ep.Read(&w, tcpip.ReadOptions{})
-		if err == nil && result.Count > 0 {
+		if err == nil {
 			g.ep.ModerateRecvBuf(result.Count)
 			return buf, result.Count, nil
 		}
 		release(buf)
 		switch err.(type) {
-		case nil:
 		case *tcpip.ErrWouldBlock:
 			select {
 			case <-g.readable:
 			case <-late:
 				return nil, 0, os.ErrDeadlineExceeded
+			case <-ctx.Done():
+				return nil, 0, ctx.Err()
 			}
 		case *tcpip.ErrClosedForReceive:
 			return nil, 0, io.EOF
@@ -393,6 +394,19 @@ func (g *guestEnd) write(b []byte) error {
 	return nil
 }
 
+// writeDatagram sends one, or loses it.
+func (g *guestEnd) writeDatagram(b []byte) error {
+	var payload bytes.Reader
+	payload.Reset(b)
+	_, err := g.ep.Write(&payload, tcpip.WriteOptions{})
+	switch err.(type) {
+	case nil, *tcpip.ErrWouldBlock, *tcpip.ErrNoBufferSpace, *tcpip.ErrMessageTooLong:
+		return nil
+	default:
+		return guestError(err)
+	}
+}
+
 func (g *guestEnd) closeWrite() error {
 	err := g.ep.Shutdown(tcpip.ShutdownWrite)
 	if err == nil {
@@ -408,14 +422,18 @@ func (g *guestEnd) closeWrite() error {
 type source struct {
 	conn net.Conn
 	raw  syscall.RawConn // nil: the connection is no socket
+	// datagrams: one of no bytes is no end.
+	datagrams bool
 }
 
 func newSource(conn net.Conn) *source {
 	s := &source{conn: conn}
-	if sock, ok := conn.(*net.TCPConn); ok {
-		if raw, err := sock.SyscallConn(); err == nil {
-			s.raw = raw
-		}
+	switch sock := conn.(type) {
+	case *net.TCPConn:
+		s.raw, _ = sock.SyscallConn()
+	case *net.UDPConn:
+		s.raw, _ = sock.SyscallConn()
+		s.datagrams = true
 	}
 	return s
 }
@@ -446,7 +464,7 @@ func (s *source) read() (buf *[]byte, n int, err error) {
 		return buf, 0, wait
 	case err != nil:
 		return buf, 0, err
-	case n == 0:
+	case n == 0 && !s.datagrams:
 		return buf, 0, io.EOF
 	}
 	return buf, n, nil

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
-	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 	"gvisor.dev/gvisor/pkg/waiter"
 
@@ -20,8 +20,6 @@ import (
 const (
 	// udpIdle is how long an exchange may be silent before it is over.
 	udpIdle = 60 * time.Second
-	// udpMax is the largest payload of UDP.
-	udpMax = 65507
 )
 
 func (n *Network) isGateway(addr netip.Addr) bool {
@@ -53,7 +51,7 @@ func (r *run) udpFlow(request *udp.ForwarderRequest) bool {
 		r.flows.end(open, "", "towards the guest: "+err.String())
 		return false
 	}
-	e := &exchange{run: r, flow: open, guest: gonet.NewUDPConn(&queue, ep), idle: udpIdle, byName: byName}
+	e := &exchange{run: r, flow: open, guest: newGuestEnd(ep, &queue), idle: udpIdle, byName: byName}
 	if !r.spawn(func() {
 		defer cancel()
 		err := e.hold(ctx)
@@ -65,7 +63,7 @@ func (r *run) udpFlow(request *udp.ForwarderRequest) bool {
 		r.flows.end(open, "", plain(err))
 	}) {
 		cancel()
-		_ = e.guest.Close()
+		e.guest.close()
 	}
 	return true
 }
@@ -74,7 +72,7 @@ func (r *run) udpFlow(request *udp.ForwarderRequest) bool {
 type exchange struct {
 	*run
 	flow   *flow
-	guest  *gonet.UDPConn
+	guest  *guestEnd
 	outer  net.Conn
 	idle   time.Duration
 	byName bool         // its address is allowed for a name only: QUIC would hide another
@@ -82,86 +80,92 @@ type exchange struct {
 }
 
 func (e *exchange) hold(ctx context.Context) error {
-	defer func() { _ = e.guest.Close() }()
+	defer e.guest.close()
 	outer, err := e.run.outer.DialContext(ctx, "udp", e.flow.To.String())
 	if err != nil {
 		return err
 	}
-	e.outer = outer
-	stop := context.AfterFunc(ctx, e.hush)
-	defer stop()
 	defer func() { _ = outer.Close() }()
+	e.outer = outer
 	e.last.Store(time.Now().UnixNano())
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { _ = outer.Close() })
+	defer stop()
 	up := make(chan error, 1)
 	if !e.spawn(func() {
-		err := e.move(ctx, e.guest, outer, func(b []byte) error {
-			if e.byName && inspect.QUIC(b) {
-				return &refusedError{reason: "QUIC hides its server's name, and its address is allowed only for a name"}
-			}
-			return e.count(len(b), 0)
-		})
-		e.hush()
-		up <- err
+		defer cancel()
+		up <- e.up(ctx)
 	}) {
 		return nil
 	}
-	err = e.move(ctx, outer, e.guest, func(b []byte) error { return e.count(0, len(b)) })
-	e.hush()
-	return errors.Join(err, <-up)
+	err = e.down(ctx)
+	cancel()
+	return errors.Join(<-up, err)
 }
 
-// hush wakes both directions, which find that it is over.
-func (e *exchange) hush() {
-	past := time.Unix(1, 0)
-	e.last.Store(0)
-	_ = e.guest.SetReadDeadline(past)
-	_ = e.outer.SetReadDeadline(past)
+// left is how much longer the exchange may be silent.
+func (e *exchange) left() time.Duration {
+	return e.idle - time.Since(time.Unix(0, e.last.Load()))
 }
 
-// move carries datagrams one way until both have been silent for too long, or something fails.
-func (e *exchange) move(ctx context.Context, from, to net.Conn, look func([]byte) error) error {
+// up carries datagrams outward until both directions have been silent for too long, or something fails.
+func (e *exchange) up(ctx context.Context) error {
 	for ctx.Err() == nil {
-		last := e.last.Load()
-		if last == 0 || time.Since(time.Unix(0, last)) >= e.idle {
+		left := e.left()
+		if left <= 0 {
 			return nil
 		}
-		_ = from.SetReadDeadline(time.Unix(0, last).Add(e.idle))
-		if e.last.Load() == 0 {
-			return nil // Hushed meanwhile: the deadline was one of the past.
-		}
-		buf := chunks.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else.
-		n, err := from.Read(*buf)
+		buf, n, err := e.guest.read(ctx, left)
 		if err == nil {
-			e.last.CompareAndSwap(last, time.Now().UnixNano())
-			err = e.pass(ctx, to, (*buf)[:n], look)
+			if e.byName && inspect.QUIC((*buf)[:n]) {
+				err = &refusedError{reason: "QUIC hides its server's name, and its address is allowed only for a name"}
+			} else {
+				err = e.pass(ctx, n, 0, func() error { _, err := e.outer.Write((*buf)[:n]); return err })
+			}
 		}
 		release(buf)
-		var timeout net.Error
-		switch {
-		case err == nil, errors.As(err, &timeout) && timeout.Timeout():
-		case errors.Is(err, unix.EMSGSIZE), errors.Is(err, unix.ENOBUFS):
-			// Lost, as datagrams are.
-		default:
+		if err != nil && !lost(err) {
 			return err
 		}
 	}
 	return nil
 }
 
-func (e *exchange) pass(ctx context.Context, to net.Conn, b []byte, look func([]byte) error) error {
-	if err := look(b); err != nil {
-		return err
+// down carries them to the guest.
+func (e *exchange) down(ctx context.Context) error {
+	from := newSource(e.outer)
+	for ctx.Err() == nil {
+		left := e.left()
+		if left <= 0 {
+			return nil
+		}
+		_ = e.outer.SetReadDeadline(time.Now().Add(left))
+		buf, n, err := from.read()
+		if err == nil {
+			err = e.pass(ctx, 0, n, func() error { return e.guest.writeDatagram((*buf)[:n]) })
+		}
+		release(buf)
+		if err != nil && !lost(err) {
+			return err
+		}
 	}
-	if err := e.pace(ctx, len(b)); err != nil {
-		return err
-	}
-	_, err := to.Write(b)
-	return err
+	return nil
 }
 
-func (e *exchange) count(sent, received int) error {
+// lost is an error that costs a datagram at most, or none: time passed.
+func lost(err error) bool {
+	return errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.ENOBUFS)
+}
+
+// pass counts a datagram, and writes it when it may pass.
+func (e *exchange) pass(ctx context.Context, sent, received int, write func() error) error {
+	e.last.Store(time.Now().UnixNano())
 	if !e.flows.count(e.flow, sent, received) {
 		return context.Canceled // The budget: all flows are being cut.
 	}
-	return nil
+	if err := e.pace(ctx, sent+received); err != nil {
+		return err
+	}
+	return write()
 }
