@@ -8,7 +8,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -76,7 +76,7 @@ func listen(t testing.TB) net.Listener {
 
 func (s *Servers) serve(t testing.TB, l net.Listener, protocol string) string {
 	server := &http.Server{
-		ReadHeaderTimeout: time.Minute, ErrorLog: log.New(io.Discard, "", 0), //nolint:depguard // what net/http takes
+		ReadHeaderTimeout: time.Minute, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			s.saw(protocol + " " + r.Host)
 			_, _ = io.Copy(io.Discard, r.Body)

@@ -484,8 +484,8 @@ func requests() []Attempt {
 	ask := func(name, say, reason string) Attempt {
 		return Attempt{Name: "HTTP " + name, WithName: true, Try: dial(at, say), Protocol: "tcp", To: at, Reason: reason}
 	}
-	later := func(name, say, reason string) Attempt {
-		a := ask(name, say, reason)
+	later := func(name, say string) Attempt {
+		a := ask(name, say, differ)
 		a.Answers = true
 		return a
 	}
@@ -514,11 +514,11 @@ func requests() []Attempt {
 		ask("not at all", "\x00\x01\x02", "neither TLS nor HTTP"),
 		ask("with two lengths", "POST / HTTP/1.1\r\nHost: "+Allowed+"\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"+get(Evil), "more than one way"),
 		ask("with a strange encoding", "POST / HTTP/1.1\r\nHost: "+Allowed+"\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n"+get(Evil), "other than chunked"),
-		later("for another host on a connection that was allowed", ok+get(Evil), differ),
-		later("for another host after a body", "POST / HTTP/1.1\r\nHost: "+Allowed+"\r\nContent-Length: 2\r\n\r\nok"+get(Evil), differ),
-		later("for another host after chunks", "POST / HTTP/1.1\r\nHost: "+Allowed+"\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"+get(Evil), differ),
-		later("for another host after an upgrade that nobody answered", "GET / HTTP/1.1\r\nHost: "+Allowed+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"+get(Evil), differ),
-		later("in a tunnel that was allowed", "CONNECT "+Allowed+":80 HTTP/1.1\r\n\r\n"+get(Evil), differ),
+		later("for another host on a connection that was allowed", ok+get(Evil)),
+		later("for another host after a body", "POST / HTTP/1.1\r\nHost: "+Allowed+"\r\nContent-Length: 2\r\n\r\nok"+get(Evil)),
+		later("for another host after chunks", "POST / HTTP/1.1\r\nHost: "+Allowed+"\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"+get(Evil)),
+		later("for another host after an upgrade that nobody answered", "GET / HTTP/1.1\r\nHost: "+Allowed+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"+get(Evil)),
+		later("in a tunnel that was allowed", "CONNECT "+Allowed+":80 HTTP/1.1\r\n\r\n"+get(Evil)),
 		{
 			Name: "where an allowed server redirects to", WithName: true, Protocol: "dns", Flow: "redirected." + Evil, Reason: "no rule allows this name",
 			Try: redirected,

@@ -74,7 +74,7 @@ func ip4Header(protocol byte, from, to string, fragment uint16, options, payload
 	copy(h[16:], addr(to))
 	copy(h[20:], options)
 	binary.BigEndian.PutUint16(h[10:], checksum(h))
-	return append(h, payload...)
+	return slices.Concat(h, payload)
 }
 
 func ip6(next byte, from, to string, payload []byte) []byte {
@@ -83,7 +83,7 @@ func ip6(next byte, from, to string, payload []byte) []byte {
 	binary.BigEndian.PutUint16(h[4:], uint16(len(payload)))
 	copy(h[8:], as16(from))
 	copy(h[24:], as16(to))
-	return append(h, payload...)
+	return slices.Concat(h, payload)
 }
 
 func as16(text string) []byte {
@@ -129,9 +129,9 @@ func icmp4(kind byte, body string) []byte {
 	return b
 }
 
-func icmp6(from, to string, kind byte, body string) []byte {
+func icmp6(to string, kind byte, body string) []byte {
 	b := append([]byte{kind, 0, 0, 0, 0, 1, 0, 1}, body...)
-	binary.BigEndian.PutUint16(b[2:], checksum(pseudo(from, to, 58, len(b)), b))
+	binary.BigEndian.PutUint16(b[2:], checksum(pseudo(guest6, to, 58, len(b)), b))
 	return b
 }
 
@@ -150,11 +150,11 @@ func pings() []Attempt {
 		ping("a redirection of the gateway's routes", gateway4, 5, "ICMP"),
 		{
 			Name: "a ping, IPv6", Protocol: "icmp", To: "[2001:4860:4860::8888]:0", Reason: "pings do not leave",
-			Try: send(frame6(ip6(58, guest6, "2001:4860:4860::8888", icmp6(guest6, "2001:4860:4860::8888", 128, "a tunnel in pings")))),
+			Try: send(frame6(ip6(58, guest6, "2001:4860:4860::8888", icmp6("2001:4860:4860::8888", 128, "a tunnel in pings")))),
 		},
 		{
 			Name: "a tunnel in answers to pings, IPv6", Protocol: "icmp", To: "[2001:4860:4860::8844]:0", Reason: "ICMP",
-			Try: send(frame6(ip6(58, guest6, "2001:4860:4860::8844", icmp6(guest6, "2001:4860:4860::8844", 129, "a tunnel in pings")))),
+			Try: send(frame6(ip6(58, guest6, "2001:4860:4860::8844", icmp6("2001:4860:4860::8844", 129, "a tunnel in pings")))),
 		},
 		{
 			Name: "a ping in fragments", Protocol: "icmp", To: "9.9.9.9:0", Reason: "fragmented ICMP",
@@ -232,8 +232,8 @@ func frames() []Attempt {
 		bare("ARP as the gateway", "spoofed ARP", ethernet("\xff\xff\xff\xff\xff\xff", guestMAC, 0x0806, arp(2, guestMAC, gateway4))),
 		bare("ARP for a sibling's address", "spoofed ARP", ethernet("\xff\xff\xff\xff\xff\xff", guestMAC, 0x0806, arp(1, guestMAC, "192.0.0.3"))),
 		bare("ARP with another's Ethernet address", "spoofed ARP", ethernet(gatewayMAC, guestMAC, 0x0806, arp(1, otherMAC, guest4))),
-		to(bare("an advertisement as the router", "ICMP", frame6(ip6(58, guest6, "ff02::1", icmp6(guest6, "ff02::1", 134, string(make([]byte, 8)))))), "icmp", "[ff02::1]:0"),
-		to(bare("a redirection, IPv6", "ICMP", frame6(ip6(58, guest6, guest6, icmp6(guest6, guest6, 137, string(make([]byte, 32)))))), "icmp", "["+guest6+"]:0"),
+		to(bare("an advertisement as the router", "ICMP", frame6(ip6(58, guest6, "ff02::1", icmp6("ff02::1", 134, string(make([]byte, 8)))))), "icmp", "[ff02::1]:0"),
+		to(bare("a redirection, IPv6", "ICMP", frame6(ip6(58, guest6, guest6, icmp6(guest6, 137, string(make([]byte, 32)))))), "icmp", "["+guest6+"]:0"),
 		bare("a tagged frame", "neither IP nor ARP", ethernet(gatewayMAC, guestMAC, 0x8100, slices.Concat([]byte{0, 1, 8, 0}, ip4(6, guest4, Evil4, syn)))),
 		bare("a frame of another protocol", "neither IP nor ARP", ethernet(gatewayMAC, guestMAC, 0x88cc, []byte("hello"))),
 		bare("an IPv4 packet of another version", "no IPv4 packet", frame(append([]byte{0x65}, ip4(6, guest4, Evil4, syn)[1:]...))),
