@@ -6,7 +6,7 @@ package api
 // Status, TimedOut, Error), or "error" (Code, Text) when the call failed and the command perhaps goes on. Over a WebSocket
 // "refused" (Code, Text) answers a message that could not be obeyed.
 type ExecEvent struct {
-	Type      string `json:"type"`
+	Type      string `json:"type" enum:"start,stdout,stderr,lost,exit,error,refused"`
 	PID       uint32 `json:"pid,omitempty"`
 	TTY       bool   `json:"tty,omitempty"`
 	Text      string `json:"text,omitempty"`
@@ -51,7 +51,7 @@ type ExecStart struct {
 // "eof", which closes standard input. Input goes faster as a binary message: a byte 0, and the input. Output comes as binary
 // messages: a byte 1 (standard output, and all of a terminal's) or 2 (standard error), and the output.
 type ExecControl struct {
-	Type   string `json:"type"`
+	Type   string `json:"type" enum:"resize,signal,stdin,eof"`
 	Cols   uint32 `json:"cols,omitempty"`
 	Rows   uint32 `json:"rows,omitempty"`
 	Signal string `json:"signal,omitempty"`

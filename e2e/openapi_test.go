@@ -71,7 +71,7 @@ func TestOpenAPIDocument(t *testing.T) {
 	}
 }
 
-// TestAskedAgain: a fork that is asked for again with its key is the same fork.
+// TestAskedAgain: a fork that is asked for again with its key is the same fork, also by the next daemon.
 func TestAskedAgain(t *testing.T) {
 	f := shared(t)
 	f.run("daemon", "start")
@@ -115,6 +115,13 @@ func TestAskedAgain(t *testing.T) {
 	f.json(&list, "ls", "--label", "test=asked-again")
 	if len(list) != 1 {
 		t.Fatalf("%d sandboxes; one was asked for", len(list))
+	}
+	// The next daemon goes on with the sandbox, and knows that it is what was asked for.
+	f.run("daemon", "stop")
+	f.run("daemon", "start")
+	c.CloseIdleConnections()
+	if status, again, replayed := fork("once", one); status != http.StatusCreated || again != first || !replayed {
+		t.Errorf("asked another daemon: %d, replayed %v, %s; want %s", status, replayed, again, first)
 	}
 	f.run("kill", list[0].ID)
 }

@@ -208,6 +208,7 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 	server := &httpapi.Server{
 		Host: h, Log: cfg.Log, Tokens: tokens, Audit: log, Metrics: m.Metrics, ManageWidens: cfg.EgressWiden == widenManage,
 	}
+	server.KeepReplies(cfg.Home.Replies(), cfg.Log)
 	return serve(ctx, cfg, server, listener, tcp, ready)
 }
 

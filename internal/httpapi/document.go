@@ -25,11 +25,18 @@ type document struct {
 	about   string // what the summary does not say
 	query   []parameter
 	headers []parameter
-	body    any      // a value of the JSON body's type; nil: there is no such body
-	once    bool     // it takes an Idempotency-Key
-	also    []any    // values of types that travel once the connection is something else
-	media   []string // types of a body that is not JSON
+	body    any       // a value of the JSON body's type; nil: there is no such body
+	once    bool      // it takes an Idempotency-Key
+	socket  []message // what travels once the connection is a WebSocket
+	media   []string  // types of a body that is not JSON
 	replies []response
+}
+
+// message is one kind of what is said over a WebSocket.
+type message struct {
+	from  string // "client", "server"
+	of    any    // a value of the type that is JSON in a text message; nil: a binary message
+	about string
 }
 
 // response is one kind of reply that an operation gives. Refusals need none: they have one shape.

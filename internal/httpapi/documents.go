@@ -155,11 +155,16 @@ func guestDocuments() map[string]*document {
 			},
 		},
 		"GET" + one + "/exec": {
-			id: "execSocket", about: "A WebSocket (protocol `" + execProtocol + "`). The client's first message is JSON: ExecStart. Then it sends input as binary " +
-				"messages, a byte 0 first, and ExecControl as text; it gets output as binary messages, a byte 1 (stdout) or 2 (stderr) first, and ExecEvent " +
-				"as text, the last of them \"exit\" or \"error\". A browser, which cannot send a header, names its token as a second protocol: `" + tokenProtocol + "TOKEN`.",
+			id: "execSocket", about: "A WebSocket (protocol `" + execProtocol + "`); x-forkd-messages are what is said. A message that cannot be obeyed is " +
+				"answered, and changes nothing. A browser, which cannot send a header, names its token as a second protocol: `" + tokenProtocol + "TOKEN`.",
 			headers: []parameter{{name: "Upgrade", required: true, oneOf: []string{"websocket"}, about: "The protocol."}},
-			also:    []any{api.ExecStart{}, api.ExecControl{}, api.ExecEvent{}},
+			socket: []message{
+				{"client", api.ExecStart{}, "The first message, once: what to run, or to come to."},
+				{"client", api.ExecControl{}, "Any later text."},
+				{"client", nil, "A byte 0, then input: what standard input gets."},
+				{"server", api.ExecEvent{}, `"start" once; "lost" and "refused" at any time; "exit" or "error" is the last message.`},
+				{"server", nil, "A byte 1 (standard output, and all of a terminal's) or 2 (standard error), then output."},
+			},
 			replies: []response{{status: http.StatusSwitchingProtocols, about: "The connection is a WebSocket now."}},
 		},
 		"POST" + one + "/ping":   {id: "ping", body: struct{}{}, replies: ok(api.Pong{})},

@@ -32,8 +32,10 @@ const idempotencyKey = "Idempotency-Key"
 
 // replies remembers what was replied to requests with an Idempotency-Key, so that a client that heard no answer can ask again
 // without doing it again. Only successes are kept: what failed has made nothing, and may be tried again with its key. A
-// daemon that starts anew has forgotten all.
+// daemon that starts anew reads what an earlier one has kept.
 type replies struct {
+	file repliesFile
+
 	mu    sync.Mutex
 	by    map[replyKey]*list.Element
 	order *list.List // of *kept, the oldest first
@@ -90,8 +92,19 @@ func (s *Server) once(h handler) handler {
 			return entry.replay(w)
 		}
 		copied := &copying{ResponseWriter: w}
-		defer func() { s.replies.end(entry, copied) }() // also when h panics
-		return h(copied, r)
+		kept := false
+		defer func() {
+			if !kept { // h has panicked
+				s.replies.end(entry, copied)
+			}
+		}()
+		if err := h(copied, r); err != nil {
+			return err
+		}
+		// It is written down before it is sent: a client that has heard nothing of it may ask another daemon.
+		kept = true
+		s.replies.end(entry, copied)
+		return copied.send()
 	}
 }
 
@@ -136,9 +149,7 @@ func fingerprint(r *http.Request, body []byte) [sha256.Size]byte {
 func (s *replies) begin(principal, key string, request [sha256.Size]byte, now time.Time) (entry *kept, first bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.by == nil {
-		s.by, s.order, s.of = map[replyKey]*list.Element{}, list.New(), map[string]int{}
-	}
+	s.begun(now)
 	s.forgetOld(now)
 	name := replyKey{principal, key}
 	if at, ok := s.by[name]; ok {
@@ -161,10 +172,33 @@ func (s *replies) begin(principal, key string, request [sha256.Size]byte, now ti
 		}
 	}
 	entry = &kept{name: name, request: request, since: now}
-	s.by[name] = s.order.PushBack(entry)
-	s.of[principal]++
-	s.bytes += entry.size()
+	s.add(entry)
 	return entry, true, nil
+}
+
+// begun makes the books, with what an earlier daemon has kept. The caller holds mu, as for those below.
+func (s *replies) begun(now time.Time) {
+	if s.by != nil {
+		return
+	}
+	s.by, s.order, s.of = map[replyKey]*list.Element{}, list.New(), map[string]int{}
+	for _, entry := range s.file.read(now) {
+		if at, ok := s.by[entry.name]; ok { // an older one that had been forgotten
+			s.forget(at)
+		}
+		s.add(entry)
+		if s.of[entry.name.principal] > keptPerPrincipal {
+			s.forgetOne(entry.name.principal)
+		}
+		for (s.order.Len() > keptReplies || s.bytes > keptBytes) && s.forgetOne("") {
+		}
+	}
+}
+
+func (s *replies) add(entry *kept) {
+	s.by[entry.name] = s.order.PushBack(entry)
+	s.of[entry.name.principal]++
+	s.bytes += entry.size()
 }
 
 // end keeps the reply of a request that succeeded, and forgets one that did not.
@@ -181,6 +215,7 @@ func (s *replies) end(entry *kept, reply *copying) {
 	s.bytes += entry.size()
 	for s.bytes > keptBytes && s.forgetOne("") {
 	}
+	s.file.add(entry, s.order)
 }
 
 // forgetOld forgets what is older than keptFor.
@@ -224,7 +259,7 @@ func (k *kept) replay(w http.ResponseWriter) error {
 	return err
 }
 
-// copying keeps what is replied.
+// copying keeps what is replied, until it is sent.
 type copying struct {
 	http.ResponseWriter
 	status int
@@ -233,17 +268,21 @@ type copying struct {
 }
 
 func (c *copying) WriteHeader(status int) {
-	c.status, c.header = status, c.Header().Clone()
-	c.ResponseWriter.WriteHeader(status)
+	if c.status == 0 {
+		c.status, c.header = status, c.Header().Clone()
+	}
 }
 
 func (c *copying) Write(p []byte) (int, error) {
-	if c.status == 0 {
-		c.WriteHeader(http.StatusOK)
-	}
-	c.body.Write(p)
-	return c.ResponseWriter.Write(p)
+	c.WriteHeader(http.StatusOK)
+	return c.body.Write(p)
 }
 
-// Unwrap lets http.ResponseController reach hijacking and flushing.
-func (c *copying) Unwrap() http.ResponseWriter { return c.ResponseWriter }
+func (c *copying) send() error {
+	if c.status == 0 {
+		return nil
+	}
+	c.ResponseWriter.WriteHeader(c.status)
+	_, err := c.ResponseWriter.Write(c.body.Bytes())
+	return err
+}

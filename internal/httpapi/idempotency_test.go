@@ -1,11 +1,15 @@
 package httpapi
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -212,5 +216,135 @@ func TestKeysWhereTheyDoNothing(t *testing.T) {
 		if code, e := turnedDown(t, h, r); code != http.StatusBadRequest || !strings.Contains(e.Message, idempotencyKey) {
 			t.Errorf("%s: %d %s", pattern, code, e.Message)
 		}
+	}
+}
+
+// restarted is the same routes in another daemon of the same home.
+func (c *counter) restarted(path string) *counter {
+	next := &counter{}
+	next.s.KeepReplies(path, slog.New(slog.DiscardHandler))
+	next.made.Store(c.made.Load())
+	return next
+}
+
+// TestReplayByTheNextDaemon: what one daemon has replied the next one replies, whatever has become of the file's end.
+func TestReplayByTheNextDaemon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "replies.jsonl")
+		ann, bob := access.Principal{TokenID: "ann"}, access.Principal{TokenID: "bob"}
+		c := (&counter{}).restarted(path)
+		want := func(who access.Principal, body, key, text string, replayed bool) {
+			t.Helper()
+			_, got, h := c.post(t, who, body, key)
+			if got != text || (h.Get("Idempotent-Replayed") == "true") != replayed {
+				t.Errorf("%s %s: %q, replayed %q; want %q", key, body, got, h.Get("Idempotent-Replayed"), text)
+			}
+			if replayed && (h.Get("X-Of-It") != "yes" || h.Get("X-Request-Id") != "req-"+body) {
+				t.Errorf("%s: headers %v", key, h)
+			}
+		}
+		want(ann, "a", "k", "1 of a", false)
+		want(ann, "a", "l", "2 of a", false)
+		c = c.restarted(path)
+		want(ann, "a", "k", "1 of a", true)
+		want(ann, "b", "k", "key_reused", false)
+		want(bob, "a", "k", "3 of a", false)
+		c.err = host.ErrBusy
+		want(ann, "a", "refused", "busy", false)
+		c = c.restarted(path)
+		want(ann, "a", "refused", "4 of a", false)
+		want(bob, "a", "k", "3 of a", true)
+
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, append([]byte("{}\n\x00\n"), text[:len(text)-5]...), 0o600); err != nil { // the last one is torn
+			t.Fatal(err)
+		}
+		c = c.restarted(path)
+		want(ann, "a", "l", "2 of a", true)
+		want(ann, "a", "refused", "5 of a", false)
+		c = c.restarted(path)
+		want(ann, "a", "refused", "5 of a", true)
+		time.Sleep(keptFor + time.Second) //nolint:forbidigo // in a bubble
+		c = c.restarted(path)
+		want(ann, "a", "k", "6 of a", false)
+		if text, err := os.ReadFile(path); err != nil || bytes.Count(text, []byte("\n")) != 1 {
+			t.Errorf("after a day the file has %q, %v", text, err)
+		}
+		// A file that cannot be written takes nothing from this daemon.
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		c = c.restarted(path)
+		want(ann, "a", "k", "7 of a", false)
+		want(ann, "a", "k", "7 of a", true)
+	})
+}
+
+// TestRepliesFileIsBounded: what is forgotten goes from the file, too.
+func TestRepliesFileIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "replies.jsonl")
+	c := (&counter{}).restarted(path)
+	big := strings.Repeat("x", leastRewritten/keptPerPrincipal/2)
+	for k := range 5 * keptPerPrincipal { // five times what is kept
+		c.post(t, access.Owner(), big, fmt.Sprint(k))
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Size() > 5*leastRewritten/2 || info.Mode() != 0o600 {
+		t.Errorf("the file: %v, %v", info, err)
+	}
+	c = c.restarted(path)
+	for k, want := range map[int]bool{5*keptPerPrincipal - 1: true, 4 * keptPerPrincipal: true, 3 * keptPerPrincipal: false} {
+		if _, _, h := c.post(t, access.Owner(), big, fmt.Sprint(k)); (h.Get("Idempotent-Replayed") == "true") != want {
+			t.Errorf("the key %d: replayed %v, want %v", k, !want, want)
+		}
+	}
+	c.s.replies.check(t)
+}
+
+// FuzzReplies: whatever is in the file, it is read, the books are right, and what is done from then on is found again.
+func FuzzReplies(f *testing.F) {
+	seed := &kept{name: replyKey{"owner ", "k"}, since: time.Now(), status: 201, header: http.Header{"X": {"y"}}, body: []byte(`"1 of a"`)}
+	line, err := seed.line()
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, s := range [][]byte{nil, line, line[:len(line)/2], append(line, line...), []byte("null\n{}\n"), []byte("\x00\xff")} {
+		f.Add(s)
+	}
+	path := filepath.Join(f.TempDir(), "replies.jsonl")
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c := (&counter{}).restarted(path)
+		key := "of this test"
+		_, first, _ := c.post(t, access.Owner(), "a", key)
+		c.s.replies.check(t)
+		c = c.restarted(path)
+		if _, again, h := c.post(t, access.Owner(), "a", key); again != first || h.Get("Idempotent-Replayed") != "true" {
+			t.Errorf("after %q: %q became %q", text, first, again)
+		}
+		c.s.replies.check(t)
+	})
+}
+
+// check holds the books against each other.
+func (s *replies) check(t *testing.T) {
+	t.Helper()
+	bytes, of := 0, 0
+	for at := s.order.Front(); at != nil; at = at.Next() {
+		bytes += at.Value.(*kept).size()
+	}
+	for _, n := range s.of {
+		of += n
+	}
+	if bytes != s.bytes || of != s.order.Len() || len(s.by) != of || bytes > keptBytes || of > keptReplies {
+		t.Fatalf("%d replies, %d found, %d of principals; %d bytes, said to be %d", s.order.Len(), len(s.by), of, bytes, s.bytes)
 	}
 }

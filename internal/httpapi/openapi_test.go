@@ -182,10 +182,15 @@ func (g *generator) operation(path string, op operation, d *document) object {
 	for _, status := range refusals(op, path, d) {
 		replies[fmt.Sprint(status)] = object{"$ref": "#/components/responses/Error"}
 	}
-	if d.also != nil {
+	if d.socket != nil {
 		var messages array
-		for _, of := range d.also {
-			messages = append(messages, g.schema(of))
+		for _, m := range d.socket {
+			said := object{"from": m.from, "kind": "text", "description": m.about, "contentMediaType": "application/json"}
+			if m.of == nil {
+				said["kind"], said["contentMediaType"] = "binary", bytesType
+			}
+			said["schema"] = g.schema(m.of)
+			messages = append(messages, said)
 		}
 		o["x-forkd-messages"] = messages
 	}

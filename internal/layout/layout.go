@@ -62,6 +62,9 @@ func (h Home) DaemonLog() string { return filepath.Join(h.Root, "daemon.log") }
 // Tokens has the digests of the tokens that open the API over TCP.
 func (h Home) Tokens() string { return filepath.Join(h.Root, "tokens.json") }
 
+// Replies are those to requests with an Idempotency-Key.
+func (h Home) Replies() string { return filepath.Join(h.Root, "replies.jsonl") }
+
 // Seed is of what the tokens of sandboxes are made that E2B's clients show.
 func (h Home) Seed() string { return filepath.Join(h.Root, "e2b.seed") }
 
