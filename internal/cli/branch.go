@@ -31,6 +31,7 @@ type branchFlags struct {
 	env    []string
 	ttl    time.Duration
 	bounds boundFlags
+	egress egressFlags
 }
 
 func (f *branchFlags) add(cmd *cobra.Command) {
@@ -48,6 +49,7 @@ func (f *branchFlags) addChildren(cmd *cobra.Command) {
 	cmd.Flags().StringArrayVarP(&f.labels, "label", "l", nil, "label of each child, KEY=VALUE (repeatable)")
 	cmd.Flags().StringArrayVarP(&f.env, "env", "e", nil, "environment variable of each child, KEY=VALUE (repeatable)")
 	f.bounds.add(cmd)
+	f.egress.add(cmd)
 }
 
 func (f *branchFlags) request() (api.BranchRequest, error) {
@@ -61,10 +63,13 @@ func (f *branchFlags) request() (api.BranchRequest, error) {
 	if f.n < 0 || f.ttl < 0 {
 		return req, usage("-n and --ttl are not negative")
 	}
-	if f.n == 0 && (f.ttl > 0 || len(f.labels) > 0 || len(f.env) > 0 || f.bounds.given()) {
-		return req, usage("--ttl, --label, --env, limits and idle times are of children; say how many with -n")
-	}
 	var err error
+	if req.Egress, err = f.egress.policy(); err != nil {
+		return req, err
+	}
+	if f.n == 0 && (f.ttl > 0 || len(f.labels) > 0 || len(f.env) > 0 || f.bounds.given() || req.Egress != nil) {
+		return req, usage("--ttl, --label, --env, limits, idle times and egress are of children; say how many with -n")
+	}
 	if req.Bounds, err = f.bounds.bounds(); err != nil {
 		return req, err
 	}

@@ -65,6 +65,8 @@ func (a *App) build() *cobra.Command {
 	cmd.Flags().IntVar(&machine.cpus, "cpus", 0, "CPUs of the machine, for a Dockerfile or a base")
 	cmd.Flags().StringVar(&machine.memory, "memory", "", "memory of the machine, such as 1GiB, for a Dockerfile or a base")
 	cmd.Flags().StringVar(&machine.disk, "disk", "", "what its disk can grow to, such as 16GiB, for a Dockerfile or a base")
+	cmd.Flags().StringVar(&opts.Network, "network", "", "what the sandboxes and the build's commands may reach, for a Dockerfile or a base, as a\n"+
+		"recipe has it: a preset, or e.g. '{build: packages}' for the commands alone")
 	cmd.Flags().StringVarP(&opts.Tag, "tag", "t", "", "name of the snapshot")
 	cmd.Flags().StringVar(&opts.Kernel, "kernel", "", "boot this kernel instead of Debian's")
 	cmd.Flags().BoolVar(&opts.Replace, "replace", false, "build anew, and replace a snapshot of that tag")

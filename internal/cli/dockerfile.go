@@ -214,6 +214,11 @@ func (a *App) buildOf(args []string, file string, machine *machineFlags, opts *c
 	if file == "" && len(args) == 0 {
 		return nil, usage("name a recipe or a base, or a Dockerfile with -f")
 	}
+	if opts.Network != "" {
+		if _, err := image.ParseNetwork("--network", opts.Network); err != nil {
+			return nil, usage("%w", err)
+		}
+	}
 	if file == "" && isDockerContext(args[0]) {
 		file = filepath.Join(args[0], "Dockerfile")
 	}
@@ -240,6 +245,9 @@ func (a *App) buildOf(args []string, file string, machine *machineFlags, opts *c
 		if machine.given() {
 			return nil, usage("--cpus, --memory and --disk are for a Dockerfile or a base; a recipe says them itself, below machine")
 		}
+		if opts.Network != "" {
+			return nil, usage("--network is for a Dockerfile or a base; a recipe says it itself, under network")
+		}
 		return func(ctx context.Context, c *client.Client) (*api.Snapshot, error) {
 			return a.doBuild(ctx, c, dir, name, *opts)
 		}, nil
@@ -252,6 +260,9 @@ func (a *App) buildOf(args []string, file string, machine *machineFlags, opts *c
 		return nil, err
 	}
 	text := []byte(fmt.Sprintf("base: %q\n", base.String()) + machine.recipe())
+	if opts.Network != "" {
+		text = append(text, "network: "+opts.Network+"\n"...)
+	}
 	return func(ctx context.Context, c *client.Client) (*api.Snapshot, error) {
 		return a.buildText(ctx, c, recipeDir{os.DirFS("."), "."}, "base "+args[0], text, *opts)
 	}, nil

@@ -24,8 +24,9 @@ func (a *App) events() *cobra.Command {
 		Long: "Print what the daemon has told since it started, the oldest first: some thousands of events are kept. With -f go on\n" +
 			"with what happens, also when another daemon takes over. Who reads too slowly is told how many events are missing.\n" +
 			"With --json one object a line.\n\n" +
-			"Types: sandbox.forked, .adopted, .paused, .resumed, .suspended, .woken, .failed, .ended; snapshot.created, .ready,\n" +
-			".failed, .removed; build.started, .finished; daemon.started, .stopping; events.lost.",
+			"Types: sandbox.forked, .adopted, .paused, .resumed, .suspended, .woken, .egress (it may reach\n" +
+			"something else), .failed, .ended; snapshot.created, .ready, .failed, .removed; build.started, .finished; network.restarted;\n" +
+			"daemon.started, .stopping; events.lost.",
 		Example: "  forkd events -f -n 0\n  forkd events --type sandbox.failed --type sandbox.ended\n  forkd events --json --since 1796012345678901",
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			switch {

@@ -21,6 +21,7 @@ type forkFlags struct {
 	cpus   int
 	memory string
 	bounds boundFlags
+	egress egressFlags
 }
 
 func (f *forkFlags) add(cmd *cobra.Command) {
@@ -30,12 +31,16 @@ func (f *forkFlags) add(cmd *cobra.Command) {
 	cmd.Flags().IntVar(&f.cpus, "cpus", 0, "must be the snapshot's: a fork has the machine of its snapshot")
 	cmd.Flags().StringVar(&f.memory, "memory", "", "must be the snapshot's, e.g. 512MiB")
 	f.bounds.add(cmd)
+	f.egress.add(cmd)
 }
 
 func (f *forkFlags) request(tag string, n int) (api.ForkRequest, error) {
 	req := api.ForkRequest{SnapshotTag: tag, N: &n, TTLSeconds: f.ttl.Seconds(), CPUs: f.cpus, Partial: true}
 	var err error
 	if req.Bounds, err = f.bounds.bounds(); err != nil {
+		return req, err
+	}
+	if req.Egress, err = f.egress.policy(); err != nil {
 		return req, err
 	}
 	if req.Labels, err = pairs("--label", f.labels); err != nil {

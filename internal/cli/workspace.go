@@ -42,6 +42,7 @@ func (a *App) createWorkspace() *cobra.Command {
 	var req api.WorkspaceRequest
 	var labels, env []string
 	var limits boundFlags
+	var egress egressFlags
 	cmd := &cobra.Command{
 		Use: "create NAME --snapshot TAG", Short: "Fork a sandbox and give it a name", Args: cobra.ExactArgs(1),
 		Example: "  forkd workspace create work --snapshot python-numpy --idle 30m --auto-resume",
@@ -57,6 +58,9 @@ func (a *App) createWorkspace() *cobra.Command {
 				return err
 			}
 			if req.Bounds, err = limits.bounds(); err != nil {
+				return err
+			}
+			if req.Egress, err = egress.policy(); err != nil {
 				return err
 			}
 			req.Name = args[0]
@@ -78,6 +82,7 @@ func (a *App) createWorkspace() *cobra.Command {
 	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable of its sandbox, KEY=VALUE (repeatable)")
 	cmd.Flags().BoolVar(&req.PerChildNetns, "per-child-netns", false, "accepted; every sandbox is isolated")
 	limits.add(cmd)
+	egress.add(cmd)
 	return cmd
 }
 
