@@ -13,7 +13,7 @@ import (
 // Outer is an outside that tests make: names and addresses that stand for ones on loopback. It dials nothing else.
 type Outer struct {
 	Names map[string][]netip.Addr
-	// Hosts are, by "address:port" or "udp address:port", where on loopback it is.
+	// Hosts are, by "address:port", where on loopback it is.
 	Hosts map[string]string
 	// Ours are addresses that are to count as the host's.
 	Ours []netip.Addr
@@ -27,10 +27,7 @@ type Outer struct {
 func (o *Outer) DialContext(ctx context.Context, kind, address string) (net.Conn, error) {
 	o.mu.Lock()
 	o.dials = append(o.dials, kind+" "+address)
-	to, ok := o.Hosts[kind+" "+address]
-	if !ok {
-		to, ok = o.Hosts[address]
-	}
+	to, ok := o.Hosts[address]
 	o.mu.Unlock()
 	if !ok {
 		return nil, &net.OpError{Op: "dial", Net: kind, Err: &net.AddrError{Err: "no such host in this test", Addr: address}}

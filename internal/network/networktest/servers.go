@@ -17,10 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"forkd.dev/forkd/internal/network/networktest/attempts"
+	"forkd.dev/forkd/internal/network/escapetest"
 )
 
-// Servers are what stands at the addresses of the world of package attempts, on loopback. They answer everybody, and
+// Servers are what stands at the addresses of the world of package escapetest, on loopback. They answer everybody, and
 // remember whom they were taken for.
 type Servers struct {
 	// Hosts are, by "address:port", where on loopback each is.
@@ -44,11 +44,9 @@ func NewServers(t testing.TB) *Servers {
 		_, _ = conn.Write(line[:n])
 	})
 	echo := echoUDP(t)
-	for _, addr := range []string{attempts.Allowed4, "[" + attempts.Allowed6 + "]"} {
+	for _, addr := range []string{escapetest.Allowed4, "[" + escapetest.Allowed6 + "]"} {
 		s.Hosts[addr+":80"], s.Hosts[addr+":443"], s.Hosts[addr+":8443"], s.Hosts[addr+":22"] = web, secure, secure, banner.Addr().String()
-		for _, port := range []string{"443", "8443", "9999"} {
-			s.Hosts["udp "+addr+":"+port] = echo
-		}
+		s.Hosts[addr+":9999"] = echo
 	}
 	return s
 }
@@ -84,7 +82,7 @@ func (s *Servers) serve(t testing.TB, l net.Listener, protocol string) string {
 			case r.Method == http.MethodConnect:
 				w.WriteHeader(http.StatusMethodNotAllowed)
 			case r.URL.Path == "/redirect":
-				http.Redirect(w, r, "http://redirected."+attempts.Evil+"/", http.StatusFound)
+				http.Redirect(w, r, "http://redirected."+escapetest.Evil+"/", http.StatusFound)
 			default:
 				_, _ = fmt.Fprintf(w, "served %s\n", r.Host)
 			}
@@ -104,7 +102,7 @@ func (s *Servers) config(t testing.TB) *tls.Config {
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(24 * time.Hour), DNSNames: []string{attempts.Allowed}}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(24 * time.Hour), DNSNames: []string{escapetest.Allowed}}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)

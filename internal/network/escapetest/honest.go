@@ -1,4 +1,4 @@
-package attempts
+package escapetest
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package attempts
+package escapetest
 
 import (
 	"bytes"
@@ -11,9 +11,11 @@ import (
 
 const (
 	guest4, guest6 = "192.0.0.2", "fd66:6f72:6b64::2"
-	guestMAC       = "\x02\x66\x6b\x64\x00\x02"
-	gatewayMAC     = "\x02\x66\x6b\x64\x00\x01"
-	otherMAC       = "\x02\x66\x6b\x64\x00\x09"
+	// GuestMAC is a guest's Ethernet address.
+	GuestMAC   = "02:66:6b:64:00:02"
+	guestMAC   = "\x02\x66\x6b\x64\x00\x02"
+	gatewayMAC = "\x02\x66\x6b\x64\x00\x01"
+	otherMAC   = "\x02\x66\x6b\x64\x00\x09"
 )
 
 // errSent: there is nothing to wait for; the record has to tell.
@@ -107,8 +109,6 @@ func tcpSYN(from, to string, port uint16) []byte {
 	return b
 }
 
-func syn4(from, to string, port uint16) []byte { return tcpSYN(from, to, port) }
-
 func udpPacket(from, to string, port uint16, say string) []byte {
 	b := make([]byte, 8, 8+len(say))
 	binary.BigEndian.PutUint16(b[0:], 40002)
@@ -168,7 +168,7 @@ func pings() []Attempt {
 }
 
 func otherProtocols() []Attempt {
-	inner := ip4(6, guest4, Evil4, syn4(guest4, Evil4, 80))
+	inner := ip4(6, guest4, Evil4, tcpSYN(guest4, Evil4, 80))
 	in := func(name string, protocol byte, payload []byte) Attempt {
 		return Attempt{
 			Name: name, Protocol: "frame", To: Evil4 + ":0", Reason: "an IP protocol other than",
@@ -191,7 +191,7 @@ func otherProtocols() []Attempt {
 }
 
 func frames() []Attempt {
-	syn := syn4(guest4, Evil4, 81)
+	syn := tcpSYN(guest4, Evil4, 81)
 	option := func(kind byte) []byte { return slices.Concat([]byte{kind, 7, 4}, addr(Evil4), []byte{0}) }
 	udp := udpPacket(guest4, Evil4, 82, string(bytes.Repeat([]byte("x"), 64)))
 	routed := slices.Concat([]byte{6, 2, 0, 1, 0, 0, 0, 0}, as16(Evil6), tcpSYN(guest6, Allowed6, 81))
@@ -222,9 +222,9 @@ func frames() []Attempt {
 		to(bare("IPv6 fragments", noRule,
 			frame6(ip6(44, guest6, Evil6, slices.Concat([]byte{17, 0, 0, 1, 0, 0, 0, 9}, udpPacket(guest6, Evil6, 84, "12345678")[:8]))),
 			frame6(ip6(44, guest6, Evil6, slices.Concat([]byte{17, 0, 0, 8, 0, 0, 0, 9}, []byte("12345678"))))), "udp", "["+Evil6+"]:84"),
-		to(bare("another's IPv4 address", "spoofed IPv4", frame(ip4(6, "10.9.9.9", Evil4, syn4("10.9.9.9", Evil4, 80)))), "frame", Evil4+":0"),
+		to(bare("another's IPv4 address", "spoofed IPv4", frame(ip4(6, "10.9.9.9", Evil4, tcpSYN("10.9.9.9", Evil4, 80)))), "frame", Evil4+":0"),
 		to(bare("the gateway's IPv4 address", "spoofed IPv4", frame(ip4(17, gateway4, "8.8.8.8", udpPacket(gateway4, "8.8.8.8", 53, "x")))), "frame", "8.8.8.8:0"),
-		to(bare("loopback's address as the sender's", "spoofed IPv4", frame(ip4(6, "127.0.0.1", "1.1.1.1", syn4("127.0.0.1", "1.1.1.1", 80)))), "frame", "1.1.1.1:0"),
+		to(bare("loopback's address as the sender's", "spoofed IPv4", frame(ip4(6, "127.0.0.1", "1.1.1.1", tcpSYN("127.0.0.1", "1.1.1.1", 80)))), "frame", "1.1.1.1:0"),
 		to(bare("a sibling's IPv6 address", "spoofed IPv6", frame6(ip6(6, "fd66:6f72:6b64::3", Evil6, tcpSYN("fd66:6f72:6b64::3", Evil6, 80)))), "frame", "["+Evil6+"]:0"),
 		bare("another's Ethernet address", "spoofed Ethernet", ethernet(gatewayMAC, otherMAC, 0x0800, ip4(6, guest4, Evil4, syn))),
 		bare("the gateway's Ethernet address", "spoofed Ethernet", ethernet(gatewayMAC, gatewayMAC, 0x0800, ip4(6, guest4, Evil4, syn))),

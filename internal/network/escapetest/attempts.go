@@ -1,6 +1,6 @@
-// Package attempts is a table of what guests try to get out by, as code that runs in a guest: in a test's own TCP/IP stack
-// or, by e2e/escape, in a virtual machine. It knows how the record of a network is to tell of each. Tests alone may import it.
-package attempts
+// Package escapetest is a table of what guests try to get out by, as code that runs in a guest: in a test's own TCP/IP stack
+// or, by e2e, in a virtual machine. It knows how the record of a network is to tell of each. Tests alone may import it.
+package escapetest
 
 import (
 	"context"
@@ -180,15 +180,22 @@ func addresses() []Attempt {
 		at("the host's own address, ssh", Own4+":22", "of this host"),
 		at("the gateway, HTTP", gateway4+":80", "the gateway answers for names only"),
 		at("the gateway, ssh, IPv6", "["+gateway6+"]:22", "the gateway answers for names only"),
-		at("a sibling, next door", "192.0.0.3:22", "reserved for protocols"),
-		at("a sibling, next door, IPv6", "[fd66:6f72:6b64::3]:22", "private"),
+		// By frames: a guest would ask for their Ethernet addresses first, and hear nothing.
+		{
+			Name: "a sibling, next door", Protocol: "tcp", To: "192.0.0.3:22", Reason: "reserved for protocols",
+			Try: send(frame(ip4(6, guest4, "192.0.0.3", tcpSYN(guest4, "192.0.0.3", 22)))),
+		},
+		{
+			Name: "a sibling, next door, IPv6", Protocol: "tcp", To: "[fd66:6f72:6b64::3]:22", Reason: "private",
+			Try: send(frame6(ip6(6, guest6, "fd66:6f72:6b64::3", tcpSYN(guest6, "fd66:6f72:6b64::3", 22)))),
+		},
 		{
 			Name: "a sibling, at the address that all have", Protocol: "tcp", To: "192.0.0.2:22", Reason: "own address",
-			Try: send(frame(ip4(6, guest4, guest4, syn4(guest4, guest4, 22)))),
+			Try: send(frame(ip4(6, guest4, guest4, tcpSYN(guest4, guest4, 22)))),
 		},
 		{
 			Name: "the host's loopback", Protocol: "tcp", To: "127.0.0.1:7777", Reason: "loopback",
-			Try: send(frame(ip4(6, guest4, "127.0.0.1", syn4(guest4, "127.0.0.1", 7777)))),
+			Try: send(frame(ip4(6, guest4, "127.0.0.1", tcpSYN(guest4, "127.0.0.1", 7777)))),
 		},
 		{
 			Name: "the host's loopback, IPv6", Protocol: "tcp", To: "[::1]:7777", Reason: "loopback",
@@ -196,7 +203,7 @@ func addresses() []Attempt {
 		},
 		{
 			Name: "address 0.0.0.0", Protocol: "tcp", To: "0.0.0.0:7777", Reason: "unspecified",
-			Try: send(frame(ip4(6, guest4, "0.0.0.0", syn4(guest4, "0.0.0.0", 7777)))),
+			Try: send(frame(ip4(6, guest4, "0.0.0.0", tcpSYN(guest4, "0.0.0.0", 7777)))),
 		},
 		{
 			Name: "address ::", Protocol: "tcp", To: "[::]:7777", Reason: "unspecified",
