@@ -19,6 +19,7 @@ type guess int
 
 const (
 	unclear guess = iota
+	secure        // TLS
 	http
 	other
 )
@@ -34,9 +35,20 @@ func known(text string) bool {
 	return false
 }
 
-// text guesses whether a flow that is not TLS is HTTP, as the kindest of servers would read it: a word, white space, and
-// "HTTP/" in the same line.
-func (s *Scanner) text(b []byte) (guess, error) {
+// classify tells what a flow's first bytes begin. HTTP is what the kindest of servers would take for it: a word, white
+// space, and "HTTP/" in the same line. b[:seen] is known to have no end of a line beyond its first word.
+func classify(b []byte, seen int) (guess, error) {
+	if recordChangeCipher <= b[0] && b[0] <= recordData {
+		switch {
+		case len(b) < 2:
+			return unclear, nil
+		case b[1] != 3:
+			return other, nil
+		case b[0] != recordHandshake:
+			return other, malformed("TLS that does not begin with a client hello")
+		}
+		return secure, nil
+	}
 	if bytes.HasPrefix(b, []byte("\r\n\r\n\x00")) || bytes.HasPrefix(b, []byte("PROXY ")) {
 		return other, malformed("the header of a proxy's connection, behind which anything may follow")
 	}
@@ -54,21 +66,19 @@ func (s *Scanner) text(b []byte) (guess, error) {
 	case end == start, !isBlank(b[end]), b[end] == '\r':
 		return other, nil
 	}
-	s.line = max(s.line, s.off+end)
-	n := bytes.IndexAny(s.held[s.line:], "\n\x00")
+	from := max(seen, end)
+	n := bytes.IndexAny(b[from:], "\n\x00")
 	if n < 0 {
-		s.line = len(s.held)
 		return unclear, nil
 	}
-	if s.line+n-s.off > MaxHeld {
+	if from+n > MaxHeld {
 		return other, malformed("a first line of more than %d bytes", MaxHeld)
 	}
-	if s.held[s.line+n] == 0 {
+	if b[from+n] == 0 {
 		return other, nil
 	}
-	line := bytes.ToUpper(s.held[s.off+start : s.line+n])
+	line := bytes.ToUpper(b[start : from+n])
 	if bytes.Contains(line, []byte("HTTP/")) {
-		s.pos, s.line = s.off, s.off
 		return http, nil
 	}
 	if fields := bytes.Fields(line); len(fields) == 2 && string(fields[0]) == "GET" {

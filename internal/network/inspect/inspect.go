@@ -7,11 +7,15 @@
 package inspect
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
 )
+
+// maxEarly bounds what passes of a slow flow before it is clear what that is.
+const maxEarly = 4 << 10
 
 // MaxHeld is the most that a Scanner holds back of a flow.
 const MaxHeld = 64 << 10
@@ -52,8 +56,9 @@ type Scanner struct {
 	step func(*Scanner) (more bool, err error)
 	err  error
 
-	skip    int64 // bytes that pass next, whatever they are
-	line    int   // where the search for the line's end goes on
+	skip    int64  // bytes that pass next, whatever they are
+	line    int    // where the search for the line's end goes on
+	early   []byte // what End let pass while it was not clear what it begins
 	tunnels int
 
 	hello   []byte // the handshake message as far as it has come
@@ -119,7 +124,7 @@ func (s *Scanner) advance() ([]byte, error) {
 func (s *Scanner) release(end int) { s.off, s.pos, s.line = end, end, end }
 
 // End says that the client sends no more, or has kept everybody waiting for long enough (see Holding): what is held is
-// judged as it is.
+// judged as it is. Should more come all the same, it is held against what has passed.
 func (s *Scanner) End() (pass []byte, err error) {
 	if s.err != nil {
 		return nil, s.err
@@ -131,26 +136,21 @@ func (s *Scanner) End() (pass []byte, err error) {
 		return nil, nil
 	case s.named.Kind == TLS, s.requests > s.tunnels:
 		return nil, nil // the beginning of a record or a request that never comes
-	case s.tunnels == 0 && couldBeOpaque(s.held):
-		return s.opaque()
+	case s.tunnels > 0 || !couldBeOpaque(s.held):
+		s.err = malformed("it ends before it has said which server it is for")
+		return nil, s.err
 	}
-	s.err = malformed("it ends before it has said which server it is for")
-	return nil, s.err
+	if s.err = s.found(Finding{Kind: Opaque}); s.err != nil {
+		return nil, s.err
+	}
+	s.early = bytes.Clone(s.held)
+	s.release(n)
+	return s.held, nil
 }
 
 // couldBeOpaque tells whether bytes that begin a flow, and are all there is of it, are the beginning of neither TLS nor HTTP.
 func couldBeOpaque(b []byte) bool {
-	text := strings.TrimLeft(string(b[:min(len(b), MaxHeld)]), " \t\v\f\r\n")
-	return b[0] != recordHandshake && !known(text)
-}
-
-func (s *Scanner) opaque() ([]byte, error) {
-	if s.err = s.found(Finding{Kind: Opaque}); s.err != nil {
-		return nil, s.err
-	}
-	s.step = nil
-	s.release(len(s.held))
-	return s.held, nil
+	return b[0] != recordHandshake && !known(strings.TrimLeft(string(b[:min(len(b), maxEarly)]), " \t\v\f\r\n")) && len(b) <= maxEarly
 }
 
 // Holding tells whether bytes wait for more to come.
@@ -170,25 +170,20 @@ func (s *Scanner) begin() (more bool, err error) {
 	if len(b) == 0 {
 		return false, nil
 	}
-	if recordChangeCipher <= b[0] && b[0] <= recordData {
-		if len(b) < 2 {
-			return false, nil
-		}
-		if b[1] == 3 {
-			if b[0] != recordHandshake {
-				return false, malformed("TLS that does not begin with a client hello")
-			}
-			s.step, s.hello = (*Scanner).clientHello, nil
-			return true, nil
-		}
+	if len(s.early) > 0 {
+		return s.beginLate(b)
 	}
-	switch text, err := s.text(b); {
+	is, err := classify(b, s.line-s.off)
+	s.line = len(s.held)
+	switch {
 	case err != nil:
 		return false, err
-	case text == unclear:
+	case is == unclear:
 		return false, nil
-	case text == http:
-		s.step, s.request = (*Scanner).head, request{}
+	case is == secure:
+		s.step, s.hello = (*Scanner).clientHello, nil
+	case is == http:
+		s.step, s.request, s.line = (*Scanner).head, request{}, s.off
 	default:
 		if err := s.found(Finding{Kind: Opaque}); err != nil {
 			return false, err
@@ -196,4 +191,21 @@ func (s *Scanner) begin() (more bool, err error) {
 		s.step = nil
 	}
 	return true, nil
+}
+
+// beginLate goes on where End has let something pass: as neither TLS nor HTTP, so it must not become one of them now.
+func (s *Scanner) beginLate(b []byte) (more bool, err error) {
+	s.early = append(s.early, b...)
+	is, err := classify(s.early, 0)
+	switch {
+	case err != nil:
+		return false, err
+	case is == secure, is == http, len(s.early) > maxEarly:
+		return false, malformed("a first line that takes its time")
+	case is == other:
+		s.step, s.early = nil, nil
+		return true, nil
+	}
+	s.release(len(s.held))
+	return false, nil
 }

@@ -374,11 +374,45 @@ func TestHolding(t *testing.T) {
 	if _, err := s.Scan([]byte("hel")); err != nil || !s.Holding() || s.Passing() {
 		t.Errorf("of three letters: %v, holding %v, passing %v", err, s.Holding(), s.Passing())
 	}
-	if pass, err := s.End(); err != nil || string(pass) != "hel" || s.Holding() || !s.Passing() {
+	if pass, err := s.End(); err != nil || string(pass) != "hel" || s.Holding() || s.Passing() {
 		t.Errorf("at the end: %q, %v, holding %v, passing %v", pass, err, s.Holding(), s.Passing())
 	}
-	if pass, err := s.Scan([]byte("GET / HTTP/1.1\r\n")); err != nil || len(pass) != 16 {
-		t.Errorf("after that: %q, %v", pass, err)
+	if pass, err := s.Scan([]byte("lo\r\n")); err != nil || string(pass) != "lo\r\n" || !s.Passing() {
+		t.Errorf("after that: %q, %v, passing %v", pass, err, s.Passing())
+	}
+}
+
+// TestSlow: who waits until the beginning of a line has passed for want of more cannot make a request or a hello of it.
+func TestSlow(t *testing.T) {
+	for _, c := range []struct {
+		pieces  []string
+		problem string
+	}{
+		{[]string{"l", "s", "\r\n", "GET / HTTP/1.1\r\n"}, ""},
+		{[]string{"login", ": ", "me\n"}, ""},
+		{[]string{"PROPF", "IND / HTTP/1.1\r\nHost: evil.example\r\n\r\n"}, "takes its time"},
+		{[]string{"PROPF", "IND", " ", "/", " HTTP/1.1\r\n"}, "takes its time"},
+		{[]string{"\r\n", "X / HTTP/1.1\r\n"}, "ends before"},
+		{[]string{"GE", "T / HTTP/1.1\r\n"}, "ends before"},
+		{[]string{" ", "GET /\r\n"}, "ends before"},
+		{[]string{"\x15", string(record(21, []byte{1, 0})[1:]) + string(hello("evil.example"))}, "client hello"},
+		{[]string{"\x17", "\x04"}, ""},
+		{[]string{"\x16", "\x03"}, "ends before"},
+		{[]string{"x", strings.Repeat("y", maxEarly)}, "takes its time"},
+	} {
+		s := NewScanner(func(Finding) error { return nil })
+		var err error
+		for _, piece := range c.pieces {
+			if _, err = s.Scan([]byte(piece)); err == nil {
+				_, err = s.End()
+			}
+			if err != nil {
+				break
+			}
+		}
+		if (c.problem == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), c.problem) {
+			t.Errorf("%q: %v, want %q", c.pieces, err, c.problem)
+		}
 	}
 }
 
