@@ -176,8 +176,8 @@ func (a *App) forgetRules(ctx context.Context, id string, rules []string) error 
 				drop *[]string
 			}{{state.Allow, &change.RemoveAllow}, {state.Deny, &change.RemoveDeny}} {
 				for _, have := range of.have {
-					if have == rule {
-						*of.drop, found = append(*of.drop, rule), true
+					if strings.EqualFold(have, rule) {
+						*of.drop, found = append(*of.drop, have), true
 					}
 				}
 			}

@@ -33,6 +33,7 @@ func (s *Server) branch(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	noteEgress(r, req.Egress)
 	if req.Tag != "" {
 		noteTouched(r, "snapshot", req.Tag)
 	}

@@ -147,6 +147,7 @@ func (s *Server) setEgress(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	noteEgress(r, &req)
 	return s.putEgress(w, r, func(egress.Policy) (egress.Policy, error) { return *policy, nil })
 }
 
@@ -159,7 +160,40 @@ func (s *Server) changeEgress(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if req.Preset != nil {
+		noteWords(r, "", *req.Preset)
+	}
+	noteWords(r, "+", req.Allow...)
+	noteWords(r, "-", req.Deny...)
+	noteWords(r, "no +", req.RemoveAllow...)
+	noteWords(r, "no -", req.RemoveDeny...)
 	return s.putEgress(w, r, change)
+}
+
+// noteEgress has it written down what somebody asked to be reachable: a preset, "+RULE" for what is allowed, "-RULE" for what is
+// denied.
+func noteEgress(r *http.Request, e *api.Egress) {
+	if e == nil {
+		return
+	}
+	if e.Preset != "" {
+		noteWords(r, "", e.Preset)
+	}
+	noteWords(r, "+", e.Allow...)
+	noteWords(r, "-", e.Deny...)
+}
+
+// maxNotedRules bounds what is written down of one list.
+const maxNotedRules = 50
+
+func noteWords(r *http.Request, before string, words ...string) {
+	for i, w := range words {
+		if i == maxNotedRules {
+			noteTouched(r, "egress", fmt.Sprintf("%s… %d more", before, len(words)-i))
+			return
+		}
+		noteTouched(r, "egress", before+w)
+	}
 }
 
 func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, change func(egress.Policy) (egress.Policy, error)) error {

@@ -2,11 +2,13 @@ package httpapi
 
 import (
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/host"
 	"forkd.dev/forkd/internal/network"
 	"forkd.dev/forkd/internal/network/egress"
@@ -56,5 +58,15 @@ func TestEgressState(t *testing.T) {
 	})
 	if s.Preset != "packages" || !slices.Contains(s.Rules, "pypi.org:443/tcp") || *s.BudgetLeftBytes != 0 || s.FlowsOpen != 1 || s.FlowsRefused != 2 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestEgressIsWrittenDown: the audit log has what was asked to be reachable.
+func TestEgressIsWrittenDown(t *testing.T) {
+	s, path := audited(t, nil)
+	askAs(s, access.Owner(), "PATCH /v1/sandboxes/sbx/egress", `{"preset":"open","allow":["a.org"],"remove_deny":["b.org"]}`)
+	text, err := os.ReadFile(path)
+	if err != nil || !strings.Contains(string(text), `"egress":["open","+a.org","no -b.org"]`) {
+		t.Errorf("%v: %s", err, text)
 	}
 }

@@ -22,6 +22,7 @@ func (s *Server) fork(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	noteEgress(r, req.Egress)
 	spec.MayWiden = s.mayWiden(r)
 	results, err := s.Host.Fork(r.Context(), spec)
 	if err != nil {

@@ -46,6 +46,7 @@ func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	noteEgress(r, req.Egress)
 	spec.MayWiden = s.mayWiden(r)
 	v, err := s.Host.CreateWorkspace(r.Context(), req.Name, spec)
 	if err != nil {
