@@ -39,15 +39,7 @@ func known(text string) bool {
 // space, and "HTTP/" in the same line. b[:seen] is known to have no end of a line beyond its first word.
 func classify(b []byte, seen int) (guess, error) {
 	if recordChangeCipher <= b[0] && b[0] <= recordData {
-		switch {
-		case len(b) < 2:
-			return unclear, nil
-		case b[1] != 3:
-			return other, nil
-		case b[0] != recordHandshake:
-			return other, malformed("TLS that does not begin with a client hello")
-		}
-		return secure, nil
+		return classifyRecord(b)
 	}
 	if bytes.HasPrefix(b, []byte("\r\n\r\n\x00")) || bytes.HasPrefix(b, []byte("PROXY ")) {
 		return other, malformed("the header of a proxy's connection, behind which anything may follow")

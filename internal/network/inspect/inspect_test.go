@@ -180,7 +180,7 @@ func TestOpaque(t *testing.T) {
 	for name, input := range map[string]string{
 		"ssh": "SSH-2.0-OpenSSH_9.2\r\n", "smtp": "EHLO x.example\r\n", "redis": "*1\r\n$4\r\nPING\r\n", "redis, inline": "PING\r\n",
 		"postgres": "\x00\x00\x00\x08\x04\xd2\x16\x2f", "amqp": "AMQP\x00\x00\x09\x01", "one byte": "x", "irc": "NICK x\r\n", "nul": "GET x\x00",
-		"old TLS": "\x80\x2e\x01\x03\x01", "word": "hello", "bittorrent": "\x13BitTorrent protocol", "git": "0032git-upload-pack /x\x00host=a\x00",
+		"length": "\x16\x00\x00\x00\x01\x02\x03", "old TLS": "\x80\x2e\x01\x03\x01", "word": "hello", "bittorrent": "\x13BitTorrent protocol", "git": "0032git-upload-pack /x\x00host=a\x00",
 	} {
 		check(t, name, input, "opaque:", "")
 	}
@@ -270,6 +270,8 @@ func tlsCases() map[string][3]string {
 		"records without data":     {a + strings.Repeat(changed, maxRecords+1), "tls:a.example", "before any data"},
 		"in a tunnel":              {"CONNECT a.example:443 HTTP/1.1\r\n\r\n" + string(hello("evil.example")) + data, "http:a.example, tls:evil.example", ""},
 		"broken in a tunnel":       {"CONNECT a.example:443 HTTP/1.1\r\n\r\n" + data, "http:a.example", "begin with a client hello"},
+		"version of nobody's":      {"\x16\x01" + a[2:], "", "TLS of version 1"},
+		"alert of nobody's":        {"\x15\x00\x00\x00\x02\x01\x00" + a, "", "TLS of version 0"},
 		"version of another world": {"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x09", "", "cannot be read"},
 	}
 }
@@ -455,8 +457,49 @@ func FuzzScanner(f *testing.F) {
 		case TLS:
 			asTLSServer(t, pieces)
 		case Opaque:
+			noServer(t, pieces.passed)
 		}
+		// The same, from one who lets some time pass after the first piece.
+		slow := stall(input, max(1, int(a)))
+		noServer(t, slow)
 	})
+}
+
+// stall scans a flow whose client makes a pause after its first bytes, and returns what passes if it is taken for opaque.
+func stall(input []byte, first int) (passed []byte) {
+	opaque := false
+	s := NewScanner(func(f Finding) error {
+		opaque = f.Kind == Opaque
+		return nil
+	})
+	first = min(first, len(input))
+	for _, part := range [][]byte{input[:first], input[first:]} {
+		pass, err := s.Scan(part)
+		if err != nil {
+			return nil
+		}
+		passed = append(passed, pass...)
+		if pass, err = s.End(); err != nil {
+			return nil
+		}
+		passed = append(passed, pass...)
+	}
+	if !opaque {
+		return nil
+	}
+	return passed
+}
+
+// noServer: what is taken for neither is a request to no server.
+func noServer(t *testing.T, passed []byte) {
+	if req, err := nethttp.ReadRequest(bufio.NewReader(bytes.NewReader(passed))); err == nil {
+		t.Fatalf("%q is taken for no request, but is one to %q", passed, req.Host)
+	}
+	conn := &flow{Reader: bytes.NewReader(passed)}
+	_ = tls.Server(conn, &tls.Config{GetConfigForClient: func(info *tls.ClientHelloInfo) (*tls.Config, error) { //nolint:gosec // it answers nothing
+		t.Fatalf("%x is taken for no hello, but is one to %q", passed, info.ServerName)
+		return nil, nil
+	}}).HandshakeContext(context.WithoutCancel(t.Context()))
 }
 
 // asServer reads what passed as net/http does.

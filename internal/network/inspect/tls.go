@@ -7,6 +7,7 @@ import (
 // Types of TLS's records.
 const (
 	recordChangeCipher = 20
+	recordAlert        = 21
 	recordHandshake    = 22
 	recordData         = 23
 )
@@ -26,6 +27,26 @@ const (
 	extensionECH        = 0xfe0d
 	extensionESNI       = 0xffce // what ECH was before
 )
+
+// classifyRecord tells whether a flow that begins with the type of a record begins TLS. Some servers (Go's) take any version
+// below 16 for TLS at first, and warnings before the hello.
+func classifyRecord(b []byte) (guess, error) {
+	switch {
+	case len(b) < 2:
+		return unclear, nil
+	case b[1] == 3 && b[0] == recordHandshake:
+		return secure, nil
+	case b[1] == 3:
+		return other, malformed("TLS that does not begin with a client hello")
+	case b[1] >= 16 || b[0] != recordHandshake && b[0] != recordAlert:
+		return other, nil
+	case len(b) < 6:
+		return unclear, nil
+	case b[0] == recordHandshake && b[5] == 1, b[0] == recordAlert && b[3] == 0 && b[4] == 2:
+		return other, malformed("TLS of version %d", b[1])
+	}
+	return other, nil
+}
 
 // nextRecord is the record at pos, if it is there as a whole.
 func (s *Scanner) nextRecord() (kind byte, payload []byte, whole bool, err error) {
