@@ -30,6 +30,7 @@ func run() int {
 	}
 	app := &cli.App{
 		In: os.Stdin, Out: os.Stdout, Err: os.Stderr, Getenv: os.Getenv, Version: version, Self: self, Name: os.Args[0], Serve: hangups.serve,
+		Network: daemon.Netd,
 	}
 	return app.Main(ctx, os.Args[1:])
 }

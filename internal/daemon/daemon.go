@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -37,6 +38,7 @@ type Config struct {
 	Accelerator  string // auto, tcg, kvm
 	Jail         string // auto, on, off
 	JailIDs      qemu.IDs
+	NetworkStage string // the outside of the sandboxes' networks in tests; "": the world
 	Cgroups      string // auto, off
 	MaxSandboxes int
 	MaxForks     int
@@ -96,6 +98,7 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 		}
 		c.JailIDs = ids
 	}
+	c.NetworkStage = getenv("FORKD_NETWORK_OUTER")
 	switch c.Cgroups = getenv("FORKD_CGROUPS"); c.Cgroups {
 	case "", cgroupsAuto, cgroupsOff:
 	default:
@@ -221,8 +224,11 @@ func openHost(ctx context.Context, cfg Config, ad advert, m *meters) (*host.Host
 	if err != nil {
 		cfg.Log.Warn("no guest agent", "error", err) // doctor says so too; what needs it is refused
 	}
-	return host.Open(ctx, host.Config{
-		Home: cfg.Home, Engine: eng, Agent: agent, Log: cfg.Log, MaxSandboxes: cfg.MaxSandboxes, HotMaxBytes: cfg.HotMaxBytes,
+	var opened atomic.Pointer[host.Host]
+	networks := cfg.networks(ctx, &opened)
+	h, err := host.Open(ctx, host.Config{
+		Networks: networks,
+		Home:     cfg.Home, Engine: eng, Agent: agent, Log: cfg.Log, MaxSandboxes: cfg.MaxSandboxes, HotMaxBytes: cfg.HotMaxBytes,
 		StepMaxBytes: cfg.StepMaxBytes, Took: m.took, Groups: cfg.groups(),
 		MaxForks: cfg.MaxForks, MemoryReserve: cfg.MemoryKept, DiskReserve: cfg.DiskKept,
 		Changed: func(tags []string) {
@@ -231,6 +237,11 @@ func openHost(ctx context.Context, cfg Config, ad advert, m *meters) (*host.Host
 			}
 		},
 	})
+	if err != nil {
+		return nil, errors.Join(err, networks.Leave(context.WithoutCancel(ctx)))
+	}
+	opened.Store(h)
+	return h, nil
 }
 
 // takeLock makes this process the one daemon of its home. The kernel releases the lock when the process ends,

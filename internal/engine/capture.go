@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"os"
 	"time"
 
 	"forkd.dev/forkd/internal/memory"
@@ -122,6 +123,8 @@ type Adopted struct {
 	// Memory is the sealed image the process says it was restored from, owned by the caller: its ID tells whether that is
 	// so. Nil if there is none.
 	Memory *memory.Image
+	// Peer is what Spec.Peer was, owned by the caller. Nil if there was none, or this daemon may not have it.
+	Peer *os.File
 }
 
 // Detacher is implemented by machines that can be given up without being ended.

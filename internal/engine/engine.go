@@ -71,6 +71,9 @@ type Spec struct {
 	// Link is the machine's end of its network: a connected datagram socket that carries one Ethernet frame a datagram. The
 	// caller closes it. Nil: a link with nobody at its other end.
 	Link *os.File
+	// Peer is the other end of Link. The machine's process only keeps it: should all others who have it die, the machine's next
+	// daemon finds it there (Adopted.Peer). The caller closes it. Nil: nobody finds it.
+	Peer *os.File
 	// Cgroup is the control group that the VM process is started in; nil: the daemon's. The caller closes it.
 	Cgroup *cgroup.Entry
 }

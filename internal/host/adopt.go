@@ -35,10 +35,14 @@ type adoption struct {
 	machine engine.Machine
 	disks   []string      // its own, the lowest first
 	memory  *memory.Image // what it was restored from
+	peer    *os.File      // of its link; may be nil
 }
 
 // giveUp leaves an adopted machine to another daemon.
 func (a *adoption) giveUp() {
+	if a.peer != nil {
+		_ = a.peer.Close()
+	}
 	if d, ok := a.machine.(engine.Detacher); ok {
 		_ = d.Detach()
 	}
@@ -90,7 +94,7 @@ func (h *Host) adoptOne(ctx context.Context, m *left) (*adoption, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &adoption{left: m, record: rec, machine: got.Machine, memory: got.Memory, disks: ownDisks(m.dir, got.Disks)}
+	a := &adoption{left: m, record: rec, machine: got.Machine, memory: got.Memory, disks: ownDisks(m.dir, got.Disks), peer: got.Peer}
 	if err := a.check(); err != nil {
 		a.giveUp()
 		return nil, err
@@ -438,7 +442,7 @@ func (h *Host) Leave(ctx context.Context) error {
 	h.wait.Wait()
 	h.hot.leave()
 	h.cfg.Groups.Close()
-	return errors.Join(errors.Join(errs...), context.Cause(ctx))
+	return errors.Join(errors.Join(errs...), h.cfg.Networks.Leave(context.WithoutCancel(ctx)), context.Cause(ctx))
 }
 
 // leave gives up a sandbox's machine, or ends it if that cannot be: nobody would know it any more.

@@ -182,6 +182,7 @@ func (b *branch) take(ctx context.Context, spec BranchSpec) error {
 	if err := b.snap(ctx, false); err != nil {
 		return errors.Join(err, b.abandon())
 	}
+	b.w.m.Talked = b.h.hasTalked(ctx, b.s) // Asked after the instant: what it says holds for that, too.
 	if err := b.keepDisks(); err != nil {
 		return errors.Join(err, b.abandon())
 	}

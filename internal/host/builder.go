@@ -165,7 +165,7 @@ func (b *build) startBuilder(ctx context.Context, m store.Snapshot) (_ *builder,
 	bl.undo.Add(func() { _ = os.RemoveAll(dir) })
 	s := &sandbox{
 		id: newID(), tag: m.Tag, from: &origin{tag: m.Tag, snapshot: m}, count: 1, hostname: parentName, created: time.Now(),
-		dir: dir, hot: hot, state: lineage.Running, generation: 1, builder: true, egress: b.commandNetwork(m.Egress),
+		dir: dir, hot: hot, state: lineage.Running, generation: 1, builder: true, egress: b.commandNetwork(m.Egress), talked: m.Talked,
 	}
 	bl.s = s
 	bl.undo.Add(func() { _ = s.cgroup.Remove() })
@@ -177,12 +177,16 @@ func (b *build) startBuilder(ctx context.Context, m store.Snapshot) (_ *builder,
 		s.ended = true
 		s.mu.Unlock()
 		_ = s.machine.Close()
+		h.cfg.Networks.Detach(s.id)
 	})
 	if err := s.awaken(ctx, ForkSpec{Tag: m.Tag, N: 1}, m.Protocol); err != nil {
 		return nil, withConsole(err, s.machine.Console())
 	}
 	bl.conn = s.conn
 	bl.undo.Add(func() { _ = s.conn.Close() })
+	if err := h.connect(ctx, s); err != nil {
+		return nil, err
+	}
 	if !slices.Contains(bl.conn.Hello().Features, wire.FeatureSteps) {
 		return nil, hint(fmt.Errorf("%w: the agent of that snapshot is of an older forkd and cannot end what a step leaves running", ErrUnsupported),
 			"build that snapshot again, with --replace")

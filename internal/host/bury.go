@@ -33,6 +33,9 @@ func (h *Host) takeOver(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := h.adoptLinks(ctx, adopted); err != nil {
+		return fmt.Errorf("go on with the networks of an earlier daemon: %w", err)
+	}
 	h.enterAdopted(adopted) //nolint:contextcheck // What it starts lives as long as the host.
 	h.sweepGroups()
 	if err := h.removeLeft(adopted); err != nil {

@@ -223,17 +223,23 @@ func (h *Host) forkOne(ctx context.Context, spec ForkSpec, from *origin, hot *ho
 	s := &sandbox{
 		id: id, tag: from.tag, from: from, index: index, count: spec.N, hostname: id, labels: maps.Clone(spec.Labels),
 		created: time.Now(), dir: dir, hot: hot, state: lineage.Running, generation: 1,
-		workspace: spec.Workspace, limits: spec.Limits, life: spec.Life.with(spec.TTL), egress: spec.Egress.Clone(),
+		workspace: spec.Workspace, limits: spec.Limits, life: spec.Life.with(spec.TTL), egress: spec.Egress.Clone(), talked: from.snapshot.Talked,
 	}
 	u.Add(func() { _ = s.cgroup.Remove() })
 	if err := h.restore(ctx, s); err != nil {
 		return nil, s.orLimit(err)
 	}
-	u.Add(func() { _ = s.machine.Close() })
+	u.Add(func() {
+		_ = s.machine.Close()
+		h.cfg.Networks.Detach(s.id)
+	})
 	if err := s.awaken(ctx, spec, from.snapshot.Protocol); err != nil {
 		return nil, withConsole(s.orLimit(err), s.machine.Console())
 	}
 	u.Add(func() { _ = s.conn.Close() })
+	if err := h.connect(ctx, s); err != nil {
+		return nil, err
+	}
 	if err := s.bound(ctx); err != nil {
 		return nil, err
 	}
@@ -247,6 +253,8 @@ func (h *Host) forkOne(ctx context.Context, spec ForkSpec, from *origin, hot *ho
 
 // restore starts the machine of a sandbox from its hot image, with a new disk over that.
 func (h *Host) restore(ctx context.Context, s *sandbox) error {
+	var u undo.Stack
+	defer u.Run()
 	overlay := diskPath(s.dir, 0)
 	if err := os.Mkdir(filepath.Dir(overlay), 0o700); err != nil {
 		return fmt.Errorf("create disk: %w", err)
@@ -265,14 +273,21 @@ func (h *Host) restore(ctx context.Context, s *sandbox) error {
 		return err
 	}
 	defer group.Close()
-	machine, err := h.cfg.Engine.Restore(ctx, &engine.Spec{
+	spec := &engine.Spec{
 		ID: s.id, Dir: s.dir, CPUs: checkpoint.Format.CPUs, MemoryBytes: checkpoint.Format.MemoryBytes,
 		Disk:   engine.Disk{Path: overlay, Format: "qcow2", Backing: below},
 		Cgroup: group,
-	}, checkpoint)
+	}
+	attached, err := h.attach(s, spec, &u)
+	if err != nil {
+		return err
+	}
+	defer attached()
+	machine, err := h.cfg.Engine.Restore(ctx, spec, checkpoint)
 	if err != nil {
 		return fmt.Errorf("restore machine: %w", err)
 	}
+	u.Keep()
 	s.machine, s.format, s.mapped, s.disks, s.nextDisk = machine, checkpoint.Format, mapped, []string{overlay}, 1
 	return nil
 }
@@ -294,12 +309,19 @@ func diskFormat(chain []string) string {
 // awaken gives the child its own identity and waits for the confirmation. Whatever fails here, the caller kills the
 // machine: a child that kept its parent's entropy must never run user code (invariant 4).
 // Protocol is the version that the agent in the snapshot speaks.
-func (s *sandbox) awaken(ctx context.Context, spec ForkSpec, protocol int) error {
+func (s *sandbox) awaken(ctx context.Context, spec ForkSpec, protocol int) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, awakenTimeout,
 		fmt.Errorf("the guest did not confirm its new identity within %s", awakenTimeout))
 	defer cancel()
 	ctx, stop := untilDead(ctx, s.machine)
 	defer stop()
+	// Connections that were its parent's have ended with the confirmation. An agent that could not have ended them would have
+	// had no network to begin them on.
+	defer func() {
+		if err == nil {
+			s.talked = false
+		}
+	}()
 	if protocol >= wire.Version {
 		conn, report, err := guest.AwakenFirst(ctx, s.machine.DialGuest, s.generation, identity(s, spec.Env))
 		if err != nil {
@@ -342,7 +364,7 @@ func identity(s *sandbox, env map[string]string) *wire.AwakenRequest {
 	machineID := make([]byte, 16)
 	_, _ = rand.Read(machineID)
 	return &wire.AwakenRequest{
-		SandboxID: s.id, SnapshotTag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname,
+		SandboxID: s.id, SnapshotTag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Sever: s.talked,
 		MachineID: hex.EncodeToString(machineID), BootID: newUUID(), Entropy: entropy, Env: env,
 	}
 }

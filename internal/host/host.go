@@ -233,7 +233,7 @@ func (h *Host) Close(ctx context.Context) error {
 	h.die()
 	h.hot.close()
 	h.cfg.Groups.Close()
-	return errors.Join(errors.Join(errs...), context.Cause(ctx))
+	return errors.Join(errors.Join(errs...), h.cfg.Networks.Leave(context.WithoutCancel(ctx)), context.Cause(ctx))
 }
 
 // TempDir makes a directory for a request's files; the caller removes it, and a daemon that died has its removed.

@@ -10,6 +10,7 @@ import (
 
 // Networks are the networks of sandboxes, wherever they are run; by the ids of their sandboxes.
 type Networks interface {
+	Links
 	// SetPolicy says what one may reach from now on. What it may not reach any more is cut when this returns.
 	SetPolicy(ctx context.Context, id string, policy egress.Policy) error
 	// Flows are those that one is known by: open, refused, and the last that ended; by their ids.

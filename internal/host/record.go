@@ -16,6 +16,7 @@ import (
 	"forkd.dev/forkd/internal/layout"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/network"
 	"forkd.dev/forkd/internal/network/egress"
 	"forkd.dev/forkd/internal/proc"
 	"forkd.dev/forkd/internal/store"
@@ -42,6 +43,9 @@ type keptSandbox struct {
 	Life      Life   `json:"life,omitzero"`
 
 	Egress egress.Policy `json:"egress,omitzero"` // what it may reach
+	Talked bool          `json:"talked,omitempty"`
+	// NetSpent is what networks carried that it had before.
+	NetSpent network.Totals `json:"net_spent,omitzero"`
 
 	Spent proc.Consumption `json:"spent"` // of machines it had before
 }
@@ -51,7 +55,7 @@ func (s *sandbox) kept() keptSandbox {
 	return keptSandbox{
 		Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Created: s.created, Expires: s.expires,
 		Report: s.report, Ready: s.ready, Branches: s.branches, Workspace: s.workspace,
-		Limits: s.limits, Life: s.life, Egress: s.egress.Clone(),
+		Limits: s.limits, Life: s.life, Egress: s.egress.Clone(), Talked: s.talked, NetSpent: s.netSpent,
 		Spent: s.spent,
 	}
 }
@@ -61,7 +65,7 @@ func (k *keptSandbox) sandbox(id string) *sandbox {
 	return &sandbox{
 		id: id, tag: k.Tag, index: k.Index, count: k.Count, hostname: k.Hostname, labels: k.Labels, created: k.Created,
 		expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches, workspace: k.Workspace,
-		limits: k.Limits, life: k.Life, egress: k.Egress,
+		limits: k.Limits, life: k.Life, egress: k.Egress, talked: k.Talked, netSpent: k.NetSpent,
 		spent: k.Spent,
 	}
 }

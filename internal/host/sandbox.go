@@ -74,6 +74,7 @@ type sandbox struct {
 	suspended  *store.Suspended
 	spent      proc.Consumption // of machines it had before, where it was suspended
 	seen       proc.Consumption // of this one, when it was looked at last
+	talked     bool             // it may have connections that leave its machine, whatever its network has seen
 	netSpent   network.Totals   // of networks it had before
 	net        network.Totals   // of this one, when it was looked at last
 }
@@ -366,6 +367,7 @@ func (h *Host) free(s *sandbox) error {
 	machine, hot, dir, group := s.machine, s.hot, s.dir, s.cgroup
 	s.mu.Unlock()
 	err := errors.Join(machine.Close(), group.Remove())
+	h.cfg.Networks.Detach(s.id)
 	h.hot.release(hot)
 	return errors.Join(err, s.removeDir(dir))
 }

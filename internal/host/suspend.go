@@ -12,6 +12,7 @@ import (
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
+	"forkd.dev/forkd/internal/network"
 	"forkd.dev/forkd/internal/proc"
 	"forkd.dev/forkd/internal/store"
 	"forkd.dev/forkd/internal/undo"
@@ -104,11 +105,13 @@ func (b *branch) suspended(ctx context.Context) (store.Suspended, []byte, error)
 		return store.Suspended{}, nil, fmt.Errorf("copy memory: %w", err)
 	}
 	defer closeCaptured(captured)
+	b.h.hasTalked(ctx, s)
+	b.h.networkTotals(ctx, s)
 	s.mu.Lock()
 	hot := s.hot
 	b.disks = append([]string(nil), s.disks[:len(s.disks)-1]...)
 	kept := s.kept()
-	kept.Spent = s.takenLocked()
+	kept.Spent, kept.NetSpent = s.takenLocked(), addTotals(s.netSpent, s.net)
 	s.mu.Unlock()
 	v := memory.View{Image: captured.Image}
 	if captured.Image == nil {
@@ -142,6 +145,7 @@ func (h *Host) put(s *sandbox, rec *store.Suspended) error {
 	}
 	s.console = machine.Console()
 	s.spent, s.seen = s.takenLocked(), proc.Consumption{}
+	s.netSpent, s.net = addTotals(s.netSpent, s.net), network.Totals{}
 	s.machine, s.conn, s.hot, s.dir, s.disks, s.latest, s.cut, s.cgroup = nil, nil, nil, "", nil, nil, 0, nil
 	s.state, s.suspended = lineage.Suspended, rec
 	s.mu.Unlock()
@@ -149,6 +153,7 @@ func (h *Host) put(s *sandbox, rec *store.Suspended) error {
 		_ = conn.Close()
 	}
 	err := errors.Join(machine.Close(), group.Remove())
+	h.cfg.Networks.Detach(s.id)
 	h.hot.release(hot)
 	return errors.Join(err, s.removeDir(dir))
 }
@@ -197,17 +202,25 @@ func (h *Host) wake(ctx context.Context, s *sandbox) error {
 		return err
 	}
 	u.Add(func() { _ = os.RemoveAll(dir) })
-	woken := &sandbox{id: s.id, dir: dir, hot: hot, generation: s.generation + 1, limits: s.limits}
+	woken := &sandbox{
+		id: s.id, dir: dir, hot: hot, generation: s.generation + 1, limits: s.limits, egress: s.policy(), netSpent: h.spentNetwork(s),
+	}
 	u.Add(func() { _ = woken.cgroup.Remove() })
 	if err := h.restore(ctx, woken); err != nil {
 		return woken.orLimit(err)
 	}
-	u.Add(func() { _ = woken.machine.Close() })
+	u.Add(func() {
+		_ = woken.machine.Close()
+		h.cfg.Networks.Detach(s.id)
+	})
 	conn, err := woken.rouse(ctx)
 	if err != nil {
 		return withConsole(woken.orLimit(err), woken.machine.Console())
 	}
 	u.Add(func() { _ = conn.Close() })
+	if err := h.connect(ctx, woken); err != nil {
+		return err
+	}
 	if err := woken.bound(ctx); err != nil {
 		return err
 	}

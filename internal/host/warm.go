@@ -12,6 +12,8 @@ import (
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/image"
 	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/network/egress"
+	"forkd.dev/forkd/internal/undo"
 )
 
 // warmed is a machine that was warmed and frozen.
@@ -19,6 +21,7 @@ type warmed struct {
 	checkpoint *engine.Checkpoint
 	what       []string
 	protocol   int
+	talked     bool // its guest may have connections that leave the machine
 	boot, warm time.Duration
 }
 
@@ -31,10 +34,19 @@ const parentName = "parent-of-forks"
 func (b *build) warm(ctx context.Context, dir, overlay, base string) (*warmed, error) {
 	b.say("boot", "booting")
 	start := time.Now()
-	machine, conn, err := b.boot(ctx, &engine.Spec{
+	var u undo.Stack
+	defer u.Run()
+	net := &sandbox{id: newID(), egress: b.commandNetwork(egress.Policy{})}
+	spec := &engine.Spec{
 		ID: "warm-" + b.spec.Tag, Dir: dir, CPUs: b.recipe.Machine.CPUs, MemoryBytes: b.recipe.Machine.MemoryBytes,
 		Disk: engine.Disk{Path: overlay, Format: "qcow2", Backing: []string{base}},
-	}, "run")
+	}
+	attached, err := b.h.attach(net, spec, &u)
+	if err != nil {
+		return nil, err
+	}
+	defer attached()
+	machine, conn, err := b.boot(ctx, spec, "run")
 	if err != nil {
 		return nil, err
 	}
@@ -47,6 +59,9 @@ func (b *build) warm(ctx context.Context, dir, overlay, base string) (*warmed, e
 	parent := &sandbox{id: parentName, tag: b.spec.Tag, count: 1, hostname: parentName, state: lineage.Running}
 	if _, err := conn.Awaken(dead, identity(parent, nil)); err != nil {
 		return nil, withConsole(fmt.Errorf("prepare the parent: %w", causeOr(dead, err)), machine.Console())
+	}
+	if err := b.h.connect(ctx, net); err != nil {
+		return nil, err
 	}
 	w.boot = time.Since(start)
 	b.say("boot", "agent answered after %.1f s", w.boot.Seconds())
@@ -63,6 +78,7 @@ func (b *build) warm(ctx context.Context, dir, overlay, base string) (*warmed, e
 	if err := rest(dead); err != nil {
 		return nil, withConsole(fmt.Errorf("freeze processes: %w", err), machine.Console())
 	}
+	w.talked = b.h.hasTalked(ctx, net)
 	// The connection stays open: every child wakes up in the middle of it.
 	w.checkpoint, err = machine.Freeze(ctx)
 	if err != nil {

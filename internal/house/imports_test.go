@@ -41,7 +41,7 @@ func allowed() map[string][]string {
 		},
 		"internal/daemon": {
 			"api", "internal/access", "internal/audit", "internal/cgroup", "internal/engine", "internal/engine/qemu", "internal/e2bapi", "internal/events", "internal/host", "internal/httpapi",
-			"internal/image", "internal/layout", "internal/metrics", "internal/store", "internal/agentbin",
+			"internal/image", "internal/layout", "internal/metrics", "internal/network/netd", "internal/store", "internal/agentbin",
 		},
 
 		// The core.
@@ -68,6 +68,7 @@ func allowed() map[string][]string {
 		"internal/network":         {"internal/network/egress", "internal/network/inspect", "internal/network/pin", "internal/proc"},
 		"internal/network/egress":  {}, // pure, as are inspect and pin
 		"internal/network/inspect": {},
+		"internal/network/netd":    {"internal/layout", "internal/network", "internal/network/egress", "internal/proc"},
 		"internal/network/pin":     {},
 		"internal/guest":           {"internal/guest/mux", "internal/guest/wire"},
 		"internal/guest/call":      {"internal/guest/wire", "internal/guest/transpile"},

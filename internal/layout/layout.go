@@ -56,6 +56,13 @@ func runtimeDir(uid int, getenv func(string) string) string {
 // Lock is held by the living daemon (flock).
 func (h Home) Lock() string { return filepath.Join(h.Root, "daemon.lock") }
 
+// NetworkSocket is where the process of the sandboxes' networks listens, for the daemon alone; NetworkRecord says which
+// process that is.
+func (h Home) NetworkSocket() string { return filepath.Join(h.Root, "network.sock") }
+
+// NetworkRecord is beside it.
+func (h Home) NetworkRecord() string { return filepath.Join(h.Root, "network.json") }
+
 // DaemonLog is what a daemon started in the background writes.
 func (h Home) DaemonLog() string { return filepath.Join(h.Root, "daemon.log") }
 

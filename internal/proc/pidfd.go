@@ -108,3 +108,17 @@ func parseStartTime(stat string) (uint64, error) {
 	}
 	return strconv.ParseUint(fields[19], 10, 64)
 }
+
+// CopyFile is a copy of a descriptor that another process has. The kernel gives it to who may trace that process.
+func CopyFile(pid, fd int) (*os.File, error) {
+	pidfd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open process %d: %w", pid, err)
+	}
+	defer func() { _ = unix.Close(pidfd) }()
+	copied, err := unix.PidfdGetfd(pidfd, fd, 0)
+	if err != nil {
+		return nil, fmt.Errorf("copy descriptor %d of process %d: %w", fd, pid, err)
+	}
+	return os.NewFile(uintptr(copied), "copy"), nil
+}

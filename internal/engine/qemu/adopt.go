@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/engine/qemu/qmp"
 	"forkd.dev/forkd/internal/memory"
@@ -35,7 +37,7 @@ func (e *Engine) Adopt(ctx context.Context, a *engine.Adoption) (engine.Adopted,
 	if err != nil {
 		image = nil
 	}
-	return engine.Adopted{Machine: m, Disks: disks, Memory: image}, nil
+	return engine.Adopted{Machine: m, Disks: disks, Memory: image, Peer: peerOf(m.process.PID())}, nil
 }
 
 func (e *Engine) adopt(ctx context.Context, a *engine.Adoption) (*machine, []string, error) {
@@ -111,6 +113,31 @@ func connect(ctx context.Context, a *engine.Adoption, process *proc.Process) (*m
 	m.monitor = qmp.New(monitor)
 	go m.watch()
 	return m, nil
+}
+
+// peerOf is the other end of a machine's link, if its process keeps one that is that. It may show what it likes, but nothing
+// comes from a link that is not its own guest's.
+func peerOf(pid int) *os.File {
+	f, err := proc.CopyFile(pid, fdPeer)
+	if err != nil {
+		return nil
+	}
+	raw, err := f.SyscallConn()
+	if err != nil {
+		_ = f.Close()
+		return nil
+	}
+	kind, domain := 0, 0
+	var kindErr, domainErr error
+	err = raw.Control(func(fd uintptr) {
+		kind, kindErr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_TYPE)
+		domain, domainErr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DOMAIN)
+	})
+	if errors.Join(err, kindErr, domainErr) != nil || kind != unix.SOCK_DGRAM || domain != unix.AF_UNIX {
+		_ = f.Close()
+		return nil
+	}
+	return f
 }
 
 func procFD(pid, fd int) string {

@@ -17,6 +17,7 @@ const (
 	fdConsole
 	fdState
 	fdLink
+	fdPeer // only kept, and only where there is one
 )
 
 // What the guest sees of its network, the same in every machine, as package network has it.

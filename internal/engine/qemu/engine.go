@@ -58,9 +58,7 @@ func New(cfg Config) (*Engine, error) {
 	default:
 		return nil, fmt.Errorf("jail %q: it must be %s, %s or %s", cfg.Jail, JailAuto, JailOn, JailOff)
 	}
-	if cfg.JailIDs == (IDs{}) {
-		cfg.JailIDs = defaultIDs
-	}
+	cfg.JailIDs = cfg.JailIDs.OrDefault()
 	return &Engine{cfg: cfg, ids: map[uint32]bool{}, habits: map[uint64]weak.Pointer[habits]{}}, nil
 }
 

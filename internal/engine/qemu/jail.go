@@ -30,6 +30,14 @@ type IDs struct{ First, Last uint32 }
 // defaultIDs are far from where users, containers and services have theirs, and enough that two daemons never meet.
 var defaultIDs = IDs{3_100_000_000, 3_100_000_000 + 1<<24 - 1}
 
+// OrDefault are the ids that machines get users from, where others are not given.
+func (ids IDs) OrDefault() IDs {
+	if ids == (IDs{}) {
+		return defaultIDs
+	}
+	return ids
+}
+
 // ParseIDs reads FIRST-LAST.
 func ParseIDs(text string) (IDs, error) {
 	a, b, _ := strings.Cut(text, "-")

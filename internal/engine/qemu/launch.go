@@ -42,7 +42,7 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }()
-	files, err := launchFiles(dir, ram, spec.Link)
+	files, err := launchFiles(dir, ram, spec.Link, spec.Peer)
 	if err != nil {
 		return nil, err
 	}
@@ -154,10 +154,15 @@ type launchSet struct {
 	control, qmp, console, state *os.File // the child's; all but state listen; state is read by the daemon too
 	link                         *os.File // the caller's or, if it gave none, the child's
 	nobody                       bool     // it gave none
+	peer                         *os.File // the caller's; may be nil
 }
 
 func (l *launchSet) child() []*os.File {
-	return []*os.File{fdRAM - 3: l.ram, fdControl - 3: l.control, fdQMP - 3: l.qmp, fdConsole - 3: l.console, fdState - 3: l.state, fdLink - 3: l.link}
+	files := []*os.File{fdRAM - 3: l.ram, fdControl - 3: l.control, fdQMP - 3: l.qmp, fdConsole - 3: l.console, fdState - 3: l.state, fdLink - 3: l.link}
+	if l.peer != nil {
+		files = append(files, l.peer)
+	}
+	return files
 }
 
 func (l *launchSet) closeChildEnds() {
@@ -169,10 +174,10 @@ func (l *launchSet) closeChildEnds() {
 	}
 }
 
-func launchFiles(dir, ram, link *os.File) (_ *launchSet, err error) {
+func launchFiles(dir, ram, link, peer *os.File) (_ *launchSet, err error) {
 	var undoes undo.Stack
 	defer undoes.Run()
-	l := &launchSet{ram: ram, link: link}
+	l := &launchSet{ram: ram, link: link, peer: peer}
 	if link == nil {
 		if l.link, err = deadLink(); err != nil {
 			return nil, err

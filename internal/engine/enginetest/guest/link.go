@@ -27,6 +27,10 @@ func openLink() (*net.UDPConn, error) {
 		return nil, err
 	}
 	defer func() { _ = unix.Close(fd) }()
+	// Or the kernel has something to say to its neighbours by itself.
+	if err := os.WriteFile("/proc/sys/net/ipv6/conf/"+nic+"/disable_ipv6", []byte("1"), 0); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
 	if err := setAddress(fd, unix.SIOCSIFADDR, ownAddr); err != nil {
 		return nil, err
 	}
