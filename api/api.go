@@ -29,6 +29,7 @@ const (
 	CodeBusy         Code = "busy"
 	CodeUnsupported  Code = "unsupported"
 	CodeUnavailable  Code = "unavailable"
+	CodeBadGateway   Code = "bad_gateway" // a service in a sandbox gives no answer that could be passed on
 	CodeExhausted    Code = "exhausted"   // in the guest, or of a kind that is counted
 	CodeNoCapacity   Code = "no_capacity" // the host has no room for it now
 	CodeIncompatible Code = "incompatible"

@@ -14,6 +14,7 @@ type Event struct {
 	SandboxID   string            `json:"sandbox_id,omitempty"`
 	SnapshotTag string            `json:"snapshot_tag,omitempty"` // what a sandbox was forked from, what a branch or build makes
 	Labels      map[string]string `json:"labels,omitempty"`       // of the sandbox
+	Port        int               `json:"port,omitempty"`         // of a service that listens now, or does not any more
 	Reason      string            `json:"reason,omitempty"`
 	Lost        uint64            `json:"lost,omitempty"` // of "events.lost": how many, if that is known
 }

@@ -123,6 +123,9 @@ func eventLine(e api.Event) string {
 	if e.Lost > 0 {
 		add("lost=", strconv.FormatUint(e.Lost, 10))
 	}
+	if e.Port != 0 {
+		add("port=", strconv.Itoa(e.Port))
+	}
 	add("reason: ", e.Reason)
 	return strings.TrimRight(fmt.Sprintf("%s  %-18s %s", e.Time.Local().Format(time.DateTime), oneLine(e.Type), oneLine(strings.Join(words, " "))), " ")
 }

@@ -28,6 +28,7 @@ func daemonSettings() settings {
 		{flag: "tls-cert", variable: "FORKD_TLS_CERT", usage: "certificate for TCP, a PEM `file`; read again when it changes (default: one of its own)", file: true},
 		{flag: "tls-key", variable: "FORKD_TLS_KEY", usage: "its key, a PEM `file`", file: true},
 		{flag: "audit-log", variable: "FORKD_AUDIT_LOG", usage: "`file` in which it is written down who asked for what, or off (default: audit.log in the home)", file: true, word: "off"},
+		{flag: "domain", variable: "FORKD_DOMAIN", usage: "serve ports of sandboxes at PORT-ID.`DOMAIN` as well; its names, *.DOMAIN, lead to the daemon"},
 		{flag: "jail", variable: "FORKD_JAIL", usage: "each VM process in surroundings of its own: auto (as much as the host allows), on or off"},
 	}
 }

@@ -13,8 +13,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -47,6 +49,7 @@ type Config struct {
 	HotMaxBytes  int64
 	StepMaxBytes int64
 	Network      Network
+	Domain       string // below which ports of sandboxes are served by name; "": they are not
 	EgressWiden  string // who may let sandboxes reach more than their snapshots say: admin, manage
 	Audit        Audit
 	Hangup       <-chan os.Signal // at each the files that are written on and on are opened again; may be nil
@@ -109,10 +112,17 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 	default:
 		errs = append(errs, fmt.Errorf("FORKD_EGRESS_WIDEN is %q: give admin or manage", c.EgressWiden))
 	}
+	c.Domain = strings.ToLower(strings.Trim(getenv("FORKD_DOMAIN"), "."))
+	if !domainName.MatchString(c.Domain) {
+		errs = append(errs, fmt.Errorf("FORKD_DOMAIN is %q: give a name such as sandboxes.example.com", c.Domain))
+	}
 	c.Network = Network{Bind: getenv("FORKD_BIND"), TLSCert: getenv("FORKD_TLS_CERT"), TLSKey: getenv("FORKD_TLS_KEY")}
 	errs = append(errs, c.Network.check(), c.Audit.fromEnv(getenv))
 	return errors.Join(errs...)
 }
+
+// domainName is one, or nothing.
+var domainName = regexp.MustCompile(`^([a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*)?$`)
 
 // What FORKD_CGROUPS can be.
 const (
@@ -210,6 +220,7 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 	}
 	server := &httpapi.Server{
 		Host: h, Log: cfg.Log, Tokens: tokens, Audit: log, Metrics: m.Metrics, ManageWidens: cfg.EgressWiden == widenManage,
+		Domain: cfg.Domain,
 	}
 	server.KeepReplies(cfg.Home.Replies(), cfg.Log)
 	return serve(ctx, cfg, server, listener, tcp, ready)
@@ -286,6 +297,16 @@ func removeSocket(path string) error {
 	return nil
 }
 
+// protocols are what clients may begin with. HTTP/2 is for gRPC services in sandboxes, whose clients speak nothing else; without
+// encryption it is for who begins with it.
+func protocols() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetHTTP1(true)
+	p.SetHTTP2(true)
+	p.SetUnencryptedHTTP2(true)
+	return p
+}
+
 func serve(ctx context.Context, cfg Config, s *httpapi.Server, l net.Listener, tcp *public, ready func()) error {
 	s.Version = api.VersionInfo{
 		Version: cfg.Version, API: api.Version, PID: os.Getpid(), Home: cfg.Home.Root, Socket: cfg.Home.Socket,
@@ -304,7 +325,7 @@ func serve(ctx context.Context, cfg Config, s *httpapi.Server, l net.Listener, t
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 3 * time.Minute,
 		BaseContext: func(net.Listener) context.Context { return requests }, ConnContext: whose,
-		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug), Protocols: protocols(),
 	}
 	failed := serveAll(server, listeners)
 	cfg.Log.Info("serving", "socket", cfg.Home.Socket, "home", cfg.Home.Root, "pid", os.Getpid())

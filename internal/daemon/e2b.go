@@ -14,5 +14,5 @@ func withE2B(cfg Config, s *httpapi.Server) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	return e2bapi.New(e2bapi.Config{Host: s.Host, API: s, Seed: seed, Log: cfg.Log}).Handler(s.Handler()), nil
+	return e2bapi.New(e2bapi.Config{Host: s.Host, API: s, Seed: seed, Domain: cfg.Domain, Log: cfg.Log}).Handler(s.Handler()), nil
 }

@@ -91,9 +91,9 @@ func encrypt(l net.Listener, n Network, home layout.Home) (*public, error) {
 	if err := source.load(); err != nil {
 		return nil, err
 	}
-	// Calls into guests take connections over, which HTTP/2 does not allow.
+	// Calls into guests take connections over, which HTTP/2 does not allow: it is for those only who speak nothing else.
 	p.Listener = tls.NewListener(l, &tls.Config{
-		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, GetCertificate: source.get,
+		MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1", "h2"}, GetCertificate: source.get,
 	})
 	return p, nil
 }

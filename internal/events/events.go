@@ -23,7 +23,9 @@ const (
 	SandboxResumed   Type = "sandbox.resumed"
 	SandboxSuspended Type = "sandbox.suspended"
 	SandboxWoken     Type = "sandbox.woken"
-	SandboxEgress    Type = "sandbox.egress" // it may reach something else now: the reason says in a word what
+	SandboxEgress    Type = "sandbox.egress"      // it may reach something else now: the reason says in a word what
+	PortOpened       Type = "sandbox.port_opened" // a service listens; the reason is its command
+	PortClosed       Type = "sandbox.port_closed"
 	SandboxFailed    Type = "sandbox.failed" // its machine died; it stays listed until it is ended
 	SandboxEnded     Type = "sandbox.ended"
 
@@ -45,7 +47,7 @@ const (
 func Types() []Type {
 	return []Type{
 		DaemonStarted, DaemonStopping, SandboxForked, SandboxAdopted, SandboxPaused, SandboxResumed, SandboxSuspended,
-		SandboxWoken, SandboxEgress, SandboxFailed, SandboxEnded, SnapshotCreated, SnapshotReady, SnapshotFailed, SnapshotRemoved, BuildStarted,
+		SandboxWoken, SandboxEgress, PortOpened, PortClosed, SandboxFailed, SandboxEnded, SnapshotCreated, SnapshotReady, SnapshotFailed, SnapshotRemoved, BuildStarted,
 		BuildFinished, NetworkRestarted, Lost,
 	}
 }
@@ -58,6 +60,7 @@ type Event struct {
 	Sandbox  string            // id
 	Snapshot string            // tag: what a sandbox was forked from, what a branch or a build makes
 	Labels   map[string]string // of the sandbox; not to be changed
+	Port     int
 	Reason   string
 	Lost     uint64 // of Lost: how many; 0 where that is not known, because an earlier daemon told them
 }

@@ -38,7 +38,8 @@ type keptSandbox struct {
 	Ready    time.Duration      `json:"ready"`
 	Branches int                `json:"branches"`
 
-	Workspace string `json:"workspace,omitempty"` // that it is, if it is one
+	Public    []int  `json:"public_ports,omitempty"` // in order
+	Workspace string `json:"workspace,omitempty"`    // that it is, if it is one
 	Limits    Limits `json:"limits,omitzero"`
 	Life      Life   `json:"life,omitzero"`
 
@@ -54,7 +55,7 @@ type keptSandbox struct {
 func (s *sandbox) kept() keptSandbox {
 	return keptSandbox{
 		Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Created: s.created, Expires: s.expires,
-		Report: s.report, Ready: s.ready, Branches: s.branches, Workspace: s.workspace,
+		Report: s.report, Ready: s.ready, Branches: s.branches, Public: s.public, Workspace: s.workspace,
 		Limits: s.limits, Life: s.life, Egress: s.egress.Clone(), Talked: s.talked, NetSpent: s.netSpent,
 		Spent: s.spent,
 	}
@@ -64,7 +65,7 @@ func (s *sandbox) kept() keptSandbox {
 func (k *keptSandbox) sandbox(id string) *sandbox {
 	return &sandbox{
 		id: id, tag: k.Tag, index: k.Index, count: k.Count, hostname: k.Hostname, labels: k.Labels, created: k.Created,
-		expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches, workspace: k.Workspace,
+		expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches, public: k.Public, workspace: k.Workspace,
 		limits: k.Limits, life: k.Life, egress: k.Egress, talked: k.Talked, netSpent: k.NetSpent,
 		spent: k.Spent,
 	}

@@ -68,6 +68,7 @@ type sandbox struct {
 	console    []byte // kept after the machine's death
 	ended      bool
 	branches   int
+	public     []int           // ports that everybody may connect to, in order
 	latest     *store.Snapshot // its latest branch that became ready
 	cut        int             // how many of disks that branch holds
 	writing    int             // branches of it that are being written, which read its frozen disks
@@ -307,6 +308,7 @@ func isClosed(ch <-chan struct{}) bool {
 
 // watch turns the machine's death into the state failed, at once, and frees what the machine held.
 func (h *Host) watch(s *sandbox, machine engine.Machine) {
+	h.wait.Go(func() { h.watchPorts(s, machine) })
 	<-machine.Done()
 	s.mu.Lock()
 	if s.ended || s.machine != machine {

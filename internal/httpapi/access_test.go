@@ -134,8 +134,11 @@ func TestAccess(t *testing.T) {
 	fmt.Fprintln(w)
 	for _, op := range s.operations() {
 		method, path, ok := strings.Cut(op.pattern, " ")
-		if !ok {
+		switch {
+		case !ok && op.pattern == "/":
 			method, path = http.MethodGet, "/nowhere"
+		case !ok: // any method
+			method, path = http.MethodPatch, op.pattern
 		}
 		path = wildcard.ReplaceAllString(strings.ReplaceAll(path, "{id}", "sba"), "x")
 		fmt.Fprintf(w, "%s\t%s", op.pattern, op.scope)

@@ -54,7 +54,7 @@ func (s *Server) sandboxOf(r *http.Request, op operation, who access.Principal) 
 	if f := foreignOf(r); f != nil {
 		return f.Sandbox(r)
 	}
-	if _, path, _ := strings.Cut(op.pattern, " "); path != sandboxPath && !strings.HasPrefix(path, sandboxPath+"/") {
+	if path := op.path(); path != sandboxPath && !strings.HasPrefix(path, sandboxPath+"/") {
 		return ""
 	}
 	whole, err := s.findSandbox(r.PathValue("id"))

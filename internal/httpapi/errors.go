@@ -42,6 +42,7 @@ func kinds() []struct {
 		{host.ErrStep, api.CodeInvalid},
 		{lineage.ErrName, api.CodeInvalid},
 		{host.ErrUnsupported, api.CodeUnsupported},
+		{host.ErrNoService, api.CodeBadGateway},
 		{host.ErrNotFound, api.CodeNotFound},
 		{store.ErrExists, api.CodeExists},
 		{host.ErrBusy, api.CodeBusy},
@@ -74,6 +75,8 @@ func status(code api.Code) int {
 		return http.StatusNotImplemented
 	case api.CodeUnavailable, api.CodeNoCapacity:
 		return http.StatusServiceUnavailable
+	case api.CodeBadGateway:
+		return http.StatusBadGateway
 	case api.CodeExhausted:
 		return http.StatusInsufficientStorage
 	case api.CodeTimeout:

@@ -149,7 +149,7 @@ func typeNames() string {
 func told(e bus.Event) api.Event {
 	return api.Event{
 		Sequence: e.Sequence, Time: e.Time.UTC(), Type: string(e.Type), SandboxID: e.Sandbox, SnapshotTag: e.Snapshot, Labels: e.Labels,
-		Reason: e.Reason, Lost: e.Lost,
+		Port: e.Port, Reason: e.Reason, Lost: e.Lost,
 	}
 }
 

@@ -259,7 +259,7 @@ const frameHeader = 5
 
 func allowed(method string) bool {
 	switch method {
-	case wire.MethodPing, wire.MethodMetrics, wire.MethodExtract, wire.MethodArchive:
+	case wire.MethodPing, wire.MethodMetrics, wire.MethodExtract, wire.MethodArchive, wire.MethodDial, wire.MethodPorts:
 		return true
 	}
 	for _, prefix := range []string{"process.", "filesystem.", "context."} {

@@ -98,6 +98,9 @@ var _ FileGuest = (*guest.Conn)(nil)
 
 // shownBy is what a request shows as a token, and whether it shows any.
 func shownBy(r *http.Request) (string, bool) {
+	if ingressOf(r) != nil {
+		return serviceToken(r)
+	}
 	if f := foreignOf(r); f != nil {
 		return f.Shown(r)
 	}

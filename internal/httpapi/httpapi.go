@@ -30,14 +30,23 @@ type Server struct {
 	Metrics *metrics.Metrics
 	// ManageWidens: scope manage is enough to let sandboxes reach more than their snapshots say; else it takes admin.
 	ManageWidens bool
+	// Domain is below which services of sandboxes are served by name, as PORT-ID.DOMAIN, in lower case; "": they are not.
+	Domain string
 
+	passing  ingressCount
 	failures access.Failures
 	replies  replies
 	find     func(sandbox string) (whole string, err error) // in tests; nil: the host knows
 }
 
 // Handler is the whole API.
-func (s *Server) Handler() http.Handler { return s.router(s.operations()) }
+func (s *Server) Handler() http.Handler {
+	native := s.router(s.operations())
+	if s.Domain == "" {
+		return native
+	}
+	return s.byHost(native)
+}
 
 func (s *Server) router(operations []operation) http.Handler {
 	mux := http.NewServeMux()
@@ -49,7 +58,13 @@ func (s *Server) router(operations []operation) http.Handler {
 		if d := documents[op.pattern]; d != nil {
 			op.handle = d.strict(s.keyed(d, op.handle))
 		}
-		mux.HandleFunc(op.pattern, func(w http.ResponseWriter, r *http.Request) { s.serve(w, r, op) })
+		mux.HandleFunc(op.pattern, func(w http.ResponseWriter, r *http.Request) {
+			op := op
+			if op.pattern == ingressPattern {
+				r, op = s.forService(r, op, false)
+			}
+			s.serve(w, r, op)
+		})
 	}
 	return mux
 }
@@ -95,7 +110,8 @@ type recorder struct {
 }
 
 func (r *recorder) WriteHeader(status int) {
-	if !r.wrote {
+	// What comes before an answer is none.
+	if !r.wrote && (status >= http.StatusOK || status == http.StatusSwitchingProtocols) {
 		r.wrote, r.status = true, status
 	}
 	r.ResponseWriter.WriteHeader(status)

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"net/http"
 	"slices"
+	"strings"
 
 	"forkd.dev/forkd/internal/access"
 )
@@ -18,11 +19,19 @@ type operation struct {
 	handle  handler
 }
 
+// path is the pattern without the method, which one for any method has none of.
+func (op operation) path() string {
+	if _, path, ok := strings.Cut(op.pattern, " "); ok {
+		return path
+	}
+	return op.pattern
+}
+
 // operations is the whole API, once: the routes, the check of who may use them, the names in the audit log and the
 // metrics, and the OpenAPI document are made of it.
 func (s *Server) operations() []operation {
 	return slices.Concat(s.hostOperations(), s.snapshotOperations(), s.sandboxOperations(), s.guestOperations(), s.files().operations(),
-		s.tokenOperations(), s.workspaceOperations(), s.egressOperations())
+		s.tokenOperations(), s.workspaceOperations(), s.egressOperations(), s.portOperations())
 }
 
 func (s *Server) hostOperations() []operation {
