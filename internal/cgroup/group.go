@@ -120,6 +120,9 @@ func (g *Group) Set(l Limits) error {
 	if g == nil {
 		return nil
 	}
+	if l.CPUs > 0 && g.dirs[CPU] != "" {
+		g.tree.weigh(g.id, weight(l.CPUs, defaultShares, leastShares))
+	}
 	return g.write(l.settings(g.tree.version, g.tree.device))
 }
 
@@ -128,7 +131,10 @@ func (g *Group) FreeCPU() error {
 	if g == nil {
 		return nil
 	}
-	return g.write([]setting{freeCPU(g.tree.version)})
+	if g.dirs[CPU] != "" {
+		g.tree.weigh(g.id, defaultShares)
+	}
+	return g.write(freeCPU(g.tree.version))
 }
 
 func (g *Group) write(settings []setting) error {
@@ -157,6 +163,7 @@ func (g *Group) Remove() error {
 	for _, dir := range g.each() {
 		errs = append(errs, Remove(dir))
 	}
+	g.tree.weigh(g.id, 0)
 	return errors.Join(errs...)
 }
 

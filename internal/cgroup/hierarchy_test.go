@@ -116,14 +116,15 @@ func TestSettings(t *testing.T) {
 		return lines
 	}
 	want := []string{
-		"memory.swap.max 0", "memory.oom.group 1", "memory.max 1048576", "cpu.max 5000 100000", "pids.max 100",
+		"memory.swap.max 0", "memory.oom.group 1", "memory.max 1048576", "cpu.max 5000 100000", "cpu.weight 5", "pids.max 100",
 		"io.max 8:0 rbps=5000 wbps=5000 riops=7 wiops=7",
 	}
 	if diff := cmp.Diff(want, text(l.settings(2, "8:0"))); diff != "" {
 		t.Error(diff)
 	}
 	want = []string{
-		"memory.limit_in_bytes 1048576", "memory.memsw.limit_in_bytes 1048576", "cpu.cfs_period_us 100000", "cpu.cfs_quota_us 5000", "pids.max 100",
+		"memory.limit_in_bytes 1048576", "memory.memsw.limit_in_bytes 1048576", "cpu.cfs_period_us 100000", "cpu.cfs_quota_us 5000", "cpu.shares 51",
+		"pids.max 100",
 	}
 	if diff := cmp.Diff(want, text(l.settings(1, "8:0"))); diff != "" {
 		t.Error(diff)
@@ -135,6 +136,11 @@ func TestSettings(t *testing.T) {
 	}
 	if got := text(Limits{IORequests: 9}.settings(2, "8:0")); len(got) != 1 || got[0] != "io.max 8:0 rbps=max wbps=max riops=9 wiops=9" {
 		t.Errorf("requests alone: %v", got)
+	}
+	for cpus, want := range map[float64]int64{0.001: 1, 0.01: 1, 0.05: 5, 0.5: 50, 1: 100, 4: 100} {
+		if got := weight(cpus, defaultWeight, 1); got != want {
+			t.Errorf("a limit of %g cpus weighs %d, want %d", cpus, got, want)
+		}
 	}
 	if got := quota(1e-9); got != 1000 {
 		t.Errorf("the least quota is %d", got)

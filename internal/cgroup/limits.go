@@ -38,6 +38,20 @@ const minQuota = time.Millisecond
 // MinCPUs is the least that CPUs can be.
 const MinCPUs = float64(minQuota) / float64(period)
 
+// Weights of groups whose processes want more than there is: the kernel's default, in version 2 and in version 1.
+const (
+	defaultWeight = 100
+	defaultShares = 1024
+)
+
+// weight is a group's part of a processor that others want as well: as much less as its limit is less than a processor.
+// All groups' time begins at once, in each period; with the weight of one that is not limited, twenty that may have a
+// twentieth each would together have the processors for half of every period, and one that is not limited would stand
+// still.
+func weight(cpus float64, usual, least int64) int64 {
+	return min(max(int64(math.Round(cpus*float64(usual))), least), usual)
+}
+
 // quota is the time of a period that so many CPUs stand for, in microseconds.
 func quota(cpus float64) int64 {
 	return max(int64(math.Round(cpus*float64(period.Microseconds()))), minQuota.Microseconds())
@@ -67,7 +81,11 @@ func (l Limits) settings(version int, device string) []setting {
 		)
 	}
 	if l.CPUs > 0 {
-		all = append(all, setting{CPU, "cpu.max", fmt.Sprintf("%d %d", quota(l.CPUs), period.Microseconds()), false})
+		all = append(
+			all,
+			setting{CPU, "cpu.max", fmt.Sprintf("%d %d", quota(l.CPUs), period.Microseconds()), false},
+			setting{CPU, "cpu.weight", strconv.FormatInt(weight(l.CPUs, defaultWeight, 1), 10), true},
+		)
 	}
 	if l.PIDs > 0 {
 		all = append(all, setting{PIDs, "pids.max", strconv.FormatInt(l.PIDs, 10), false})
@@ -100,6 +118,7 @@ func (l Limits) settings1() []setting {
 			all,
 			setting{CPU, "cpu.cfs_period_us", strconv.FormatInt(period.Microseconds(), 10), false},
 			setting{CPU, "cpu.cfs_quota_us", strconv.FormatInt(quota(l.CPUs), 10), false},
+			setting{CPU, "cpu.shares", strconv.FormatInt(weight(l.CPUs, defaultShares, leastShares), 10), true},
 		)
 	}
 	if l.PIDs > 0 {
@@ -108,12 +127,12 @@ func (l Limits) settings1() []setting {
 	return all
 }
 
-// freeCPU is the setting that takes a limit of processor time off.
-func freeCPU(version int) setting {
+// freeCPU are the settings that take a limit of processor time off.
+func freeCPU(version int) []setting {
 	if version == 1 {
-		return setting{CPU, "cpu.cfs_quota_us", "-1", false}
+		return []setting{{CPU, "cpu.cfs_quota_us", "-1", false}, {CPU, "cpu.shares", strconv.Itoa(defaultShares), true}}
 	}
-	return setting{CPU, "cpu.max", "max", false}
+	return []setting{{CPU, "cpu.max", "max", false}, {CPU, "cpu.weight", strconv.Itoa(defaultWeight), true}}
 }
 
 // controllers are those that limits need.

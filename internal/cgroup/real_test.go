@@ -263,6 +263,71 @@ func TestCPULimit(t *testing.T) {
 	}
 }
 
+// TestNeighbours: many that want all they can get, and may have half of the processors together, slow one that is not limited
+// by a half and not by two. What else the host does is in both halves of each round.
+func TestNeighbours(t *testing.T) {
+	const share, rounds = 0.05, 4
+	tr := tree(t, CPU)
+	free := start(t, group(t, tr, "free", Limits{}), "spin", false)
+	var all []*running
+	for i := range 10 * runtime.NumCPU() {
+		c := start(t, group(t, tr, fmt.Sprint("capped", i), Limits{CPUs: share}), "spin", false)
+		c.begin()
+		all = append(all, c)
+	}
+	free.begin()
+	signal := func(s syscall.Signal) {
+		for _, c := range all {
+			if err := c.Process.Signal(s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		<-time.After(2 * period)
+	}
+	had := func() time.Duration {
+		before := cpuTime(t, free.Process.Pid)
+		<-time.After(8 * period)
+		return cpuTime(t, free.Process.Pid) - before
+	}
+	theirs := func() (sum time.Duration) {
+		for _, c := range all {
+			sum += cpuTime(t, c.Process.Pid)
+		}
+		return sum
+	}
+	var alone, beside, used time.Duration
+	for range rounds {
+		signal(syscall.SIGSTOP)
+		alone += had()
+		signal(syscall.SIGCONT)
+		before := theirs()
+		beside += had()
+		used += theirs() - before
+	}
+	ratio := alone.Seconds() / beside.Seconds()
+	t.Logf("%d neighbours, %d processors, version %d: alone it had %s, beside them, who had %s, %s: slower by %.2f", len(all), runtime.NumCPU(),
+		tr.Version(), alone, used, beside, ratio)
+	if ratio > 1.75 {
+		t.Errorf("slower by %.2f", ratio)
+	}
+}
+
+// cpuTime is what a process has had.
+func cpuTime(t *testing.T, pid int) time.Duration {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	ticks := 0
+	for _, n := range strings.Fields(rest)[11:13] {
+		v, _ := strconv.Atoi(n)
+		ticks += v
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
+
 func TestProcessLimit(t *testing.T) {
 	tr := tree(t, PIDs)
 	g := group(t, tr, "pids", Limits{PIDs: 40})

@@ -6,10 +6,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,6 +33,10 @@ type Tree struct {
 	mounts  map[Controller]mount  // to find groups elsewhere
 	missing map[Controller]string // why a controller cannot be had
 	device  string                // the disk's number
+
+	mu        sync.Mutex
+	shares    map[string]int64 // of version 1: what the groups weigh whose time is limited
+	allShares int64
 }
 
 // Open finds a place, makes its directory, and never fails: Missing says what is not to be had, and why.
@@ -107,18 +111,39 @@ func (t *Tree) open1(mounts map[Controller]mount, own map[Controller]string) {
 			continue
 		}
 		t.dirs[c] = dir
-		if c == CPU {
-			// What is in it is limited, each by itself: all of them together must not get what one process outside gets, too.
-			_ = writeFile(filepath.Join(dir, "cpu.shares"), strconv.Itoa(sharesPerCPU*runtime.NumCPU()))
-		}
 	}
 	if len(t.dirs) > 0 {
 		t.version = 1
 	}
 }
 
-// sharesPerCPU are those of four processes.
-const sharesPerCPU = 4 * 1024
+// weigh notes what a group of version 1 weighs, 0 for one that is gone, and lets all together weigh as much as each does. The
+// place has a part of a processor beside each single process outside: as much as one, however many groups are in it, would
+// starve these, and as much as many would have a few that are limited to little come before all others.
+func (t *Tree) weigh(id string, shares int64) {
+	dir := t.dirs[CPU]
+	if t.version != 1 || dir == "" {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.shares == nil {
+		t.shares = map[string]int64{}
+	}
+	t.allShares += shares - t.shares[id]
+	t.shares[id] = shares
+	if shares == 0 {
+		delete(t.shares, id)
+	}
+	// A kernel without them shares out by processes.
+	_ = writeFile(filepath.Join(dir, "cpu.shares"), strconv.FormatInt(min(max(t.allShares, leastShares), mostShares), 10))
+}
+
+// Bounds of what a group of version 1 can weigh.
+const (
+	leastShares = 2
+	mostShares  = 1 << 18
+)
 
 // refused says what to think of a group that cannot be made.
 func refused(err error) string {
@@ -378,6 +403,11 @@ func (t *Tree) Adopt(id string, pid int) (*Group, error) {
 	}
 	if len(g.dirs) == 0 {
 		return nil, nil
+	}
+	if dir := g.dirs[CPU]; dir != "" && filepath.Dir(dir) == t.dirs[CPU] {
+		if n, err := number(filepath.Join(dir, "cpu.shares")); err == nil {
+			t.weigh(id, n)
+		}
 	}
 	return g, nil
 }
