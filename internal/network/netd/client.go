@@ -66,6 +66,8 @@ type Client struct {
 	die  context.CancelFunc
 	work sync.WaitGroup
 
+	pingEvery, pingLimit time.Duration
+
 	mu       sync.Mutex
 	links    map[string]*held
 	conn     *conn         // nil: there is none
@@ -80,7 +82,7 @@ type Client struct {
 func New(ctx context.Context, cfg Config) *Client {
 	c := &Client{
 		cfg: cfg, links: map[string]*held{}, changed: make(chan struct{}),
-		watchers: map[string]map[*watcher]bool{},
+		watchers: map[string]map[*watcher]bool{}, pingEvery: pingEvery, pingLimit: pingLimit,
 	}
 	c.life, c.die = context.WithCancel(context.WithoutCancel(ctx))
 	return c

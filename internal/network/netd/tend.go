@@ -138,11 +138,11 @@ func (c *Client) leaveConn(conn *conn) {
 }
 
 // errHangs ends a process that does not answer any more.
-var errHangs = fmt.Errorf("it did not answer for %s", pingLimit)
+var errHangs = errors.New("it did not answer any more")
 
 // watch returns when the process has ended, or hangs, or this daemon leaves.
 func (c *Client) watch(p *proc.Process, conn *conn) error {
-	tick := time.NewTicker(pingEvery)
+	tick := time.NewTicker(c.pingEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -159,7 +159,7 @@ func (c *Client) watch(p *proc.Process, conn *conn) error {
 			return nil
 		case <-tick.C:
 		}
-		ctx, cancel := context.WithTimeoutCause(c.life, pingLimit, errHangs)
+		ctx, cancel := context.WithTimeoutCause(c.life, c.pingLimit, errHangs)
 		err := conn.do(ctx, &request{Op: opHello})
 		cancel()
 		if errors.Is(err, errHangs) {
