@@ -15,7 +15,7 @@ LINT := .tools/golangci-lint-$(LINT_VERSION)
 TESTFLAGS ?=
 # What reads the bytes of clients, daemons and guests, of the daemon's own files that others may have damaged, and of the host.
 FUZZ_PACKAGES ?= ./client ./internal/access ./internal/audit ./internal/cgroup ./internal/cli ./internal/host ./internal/httpapi \
-	./internal/layout ./internal/network/egress ./internal/network/inspect ./internal/network/nameserver ./internal/proc ./internal/store
+	./internal/layout ./internal/network ./internal/network/egress ./internal/network/inspect ./internal/network/nameserver ./internal/proc ./internal/store
 FUZZTIME ?= 5s
 
 export CGO_ENABLED := 0

@@ -16,12 +16,12 @@ import (
 func frame4(to string, proto byte, payload []byte, edit func(ip []byte)) []byte {
 	f := newFilter()
 	frame := append(append(append([]byte{}, f.gatewayMAC[:]...), f.guestMAC[:]...), 8, 0)
-	ip := make([]byte, 20)
+	ip := make([]byte, 20+len(payload))
+	copy(ip[20:], payload)
 	ip[0], ip[8], ip[9] = 0x45, 64, proto
 	binary.BigEndian.PutUint16(ip[2:4], uint16(20+len(payload)))
 	copy(ip[12:16], f.guest4.AsSlice())
 	copy(ip[16:20], netip.MustParseAddr(to).AsSlice())
-	ip = append(ip, payload...)
 	if edit != nil {
 		edit(ip)
 	}
@@ -33,12 +33,12 @@ func frame4(to string, proto byte, payload []byte, edit func(ip []byte)) []byte 
 func frame6(to string, next byte, payload []byte, edit func(ip []byte)) []byte {
 	f := newFilter()
 	frame := append(append(append([]byte{}, f.gatewayMAC[:]...), f.guestMAC[:]...), 0x86, 0xdd)
-	ip := make([]byte, 40)
+	ip := make([]byte, 40+len(payload))
+	copy(ip[40:], payload)
 	ip[0], ip[6], ip[7] = 0x60, next, 64
 	binary.BigEndian.PutUint16(ip[4:6], uint16(len(payload)))
 	copy(ip[8:24], f.guest6.AsSlice())
 	copy(ip[24:40], netip.MustParseAddr(to).AsSlice())
-	ip = append(ip, payload...)
 	if edit != nil {
 		edit(ip)
 	}
@@ -184,12 +184,13 @@ func TestAnswers(t *testing.T) {
 func TestDHCP(t *testing.T) {
 	f := newFilter()
 	ask := func(options ...byte) []byte {
-		body := make([]byte, 240)
+		body := make([]byte, 240+len(options))
+		copy(body[240:], options)
 		body[0], body[1], body[2] = 1, 1, 6
 		copy(body[4:8], "xid1")
 		copy(body[28:34], f.guestMAC[:])
 		binary.BigEndian.PutUint32(body[236:240], dhcpMagic)
-		payload := append(ports(68, 67)[:8], append(body, options...)...)
+		payload := append(ports(68, 67)[:8], body...)
 		p := f.look(frame4("255.255.255.255", 17, payload, func(ip []byte) { copy(ip[12:16], []byte{0, 0, 0, 0}) }))
 		if p.fate != fateDHCP {
 			t.Fatalf("fate %d: %s", p.fate, p.reason)

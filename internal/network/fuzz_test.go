@@ -82,7 +82,9 @@ func FuzzFrames(f *testing.F) {
 			f.Error(err)
 		}
 		_, _ = guest.Close(), host.Close()
-		<-done
+		if err := <-done; err != nil {
+			f.Error(err)
+		}
 	})
 	f.Fuzz(func(t *testing.T, input []byte) {
 		frames := n.Totals().FramesIn

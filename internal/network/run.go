@@ -53,9 +53,9 @@ func (n *Network) Run(ctx context.Context, link *os.File) error {
 		return fmt.Errorf("take a network's link: %w", err)
 	}
 	// Closing wakes who waits to read or to write.
-	stop := context.AfterFunc(r.ctx, func() { _ = own.Close() })
+	stop := context.AfterFunc(r.ctx, func() { _ = own.Close() }) //nolint:contextcheck // r.ctx is ctx, to be cancelled.
 	r.spawn(func() { r.device.drain(r.ctx.Done()) })
-	err = r.read()
+	err = r.read() //nolint:contextcheck // r.ctx is ctx, to be cancelled.
 	r.cancel()
 	if stop() {
 		_ = own.Close()

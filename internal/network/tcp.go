@@ -176,8 +176,7 @@ func (c *conversation) relay() (verdict, reason string) {
 		err = down
 	}
 	c.guest.close()
-	var no *refusedError
-	if errors.As(err, &no) || errors.As(down, &no) {
+	if no, ok := errors.AsType[*refusedError](errors.Join(err, down)); ok {
 		return VerdictRefused, no.reason
 	}
 	return "", plain(err)
@@ -289,8 +288,7 @@ func plain(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, unix.ETIMEDOUT) {
 		return "no answer in time"
 	}
-	var errno syscall.Errno
-	if errors.As(err, &errno) {
+	if errno, ok := errors.AsType[syscall.Errno](err); ok {
 		return errno.Error()
 	}
 	return err.Error()
@@ -412,7 +410,7 @@ func (g *guestEnd) closeWrite() error {
 	if err == nil {
 		return nil
 	}
-	if _, gone := err.(*tcpip.ErrNotConnected); gone { //nolint:errorlint // no error of Go's.
+	if _, gone := err.(*tcpip.ErrNotConnected); gone {
 		return nil
 	}
 	return guestError(err)

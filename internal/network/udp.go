@@ -55,8 +55,7 @@ func (r *run) udpFlow(request *udp.ForwarderRequest) bool {
 	if !r.spawn(func() {
 		defer cancel()
 		err := e.hold(ctx)
-		var no *refusedError
-		if errors.As(err, &no) {
+		if no, ok := errors.AsType[*refusedError](err); ok {
 			r.flows.end(open, VerdictRefused, no.reason)
 			return
 		}
