@@ -34,7 +34,7 @@ const (
 	Rebind   = "rebind.allowed.example" // has the address of a metadata service
 	Local    = "local.allowed.example"  // has addresses of loopback
 	Private  = "private.allowed.example"
-	Mapped   = "mapped.allowed.example" // has an IPv4 address in an AAAA record
+	Mapped   = "mapped.allowed.example" // has the address of a metadata service, in disguise
 	Host     = "host.allowed.example"   // has an address of the host's own
 	Allowed4 = "93.184.216.34"
 	Allowed6 = "2606:2800:220:1::34"
@@ -290,7 +290,7 @@ func names() []Attempt {
 		ofAllowed("rebinding to loopback, IPv6", Local, dnsmessage.TypeAAAA, "loopback"),
 		ofAllowed("rebinding to a private address", Private, dnsmessage.TypeA, "private"),
 		ofAllowed("rebinding to a private address, IPv6", Private, dnsmessage.TypeAAAA, "private"),
-		ofAllowed("rebinding to an IPv4-mapped address", Mapped, dnsmessage.TypeAAAA, "in disguise"),
+		ofAllowed("rebinding to an IPv4-mapped address", Mapped, dnsmessage.TypeA, metadataIs),
 		ofAllowed("rebinding to the host", Host, dnsmessage.TypeA, "of this host"),
 		{
 			Name: "a question of another class", Protocol: "dns", Reason: "only questions of class IN",

@@ -37,6 +37,6 @@ func Honest() map[string]func(ctx context.Context, g Guest) (string, error) {
 		"HTTPS, IPv6":                fetched("[" + Allowed6 + "]:443"),
 		"HTTPS, another port":        fetched(Allowed4 + ":8443"),
 		"a server that speaks first": heard("tcp", Allowed4+":22", "SSH-2.0-guest\r\n", "SSH-2.0-world\r\nSSH-2.0-guest"),
-		"UDP":                        heard("udp", Allowed4+":9999", "echo me", "echo me"),
+		"UDP that is allowed":        heard("udp", Allowed4+":9999", "echo me", "echo me"),
 	}
 }

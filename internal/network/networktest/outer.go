@@ -45,7 +45,7 @@ func (o *Outer) Lookup(_ context.Context, name string, qtype uint16) ([]netip.Ad
 	if !ok {
 		return nil, &net.DNSError{Err: "no such host", Name: name, IsNotFound: true}
 	}
-	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return a.Is4() != (qtype == egress.TypeA) }), nil
+	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool { return a.Unmap().Is4() != (qtype == egress.TypeA) }), nil
 }
 
 // Own implements network.Outer.
