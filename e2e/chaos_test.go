@@ -43,7 +43,7 @@ type chaos struct {
 	failed map[string]int
 }
 
-// TestChaos kills the daemon, a VM process or a client at a random instant under a load of forks, branches, calls and removals,
+// TestChaos kills the daemon, a VM process, the process of networks or a client at a random instant under a load of forks, branches, calls and removals,
 // and looks each time whether all that was promised is there, and nothing else.
 func TestChaos(t *testing.T) {
 	c := newChaos(t)
@@ -62,7 +62,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("%d rounds: went well %v, failed as they may %v; at the beginning %v, at the end %v", rounds, c.done, c.failed, begin, end)
 	for what, n := range end {
 		// The daemon's own descriptors vary with what its runtime has opened by then.
-		if slack := map[string]int{"descriptors": 8}[what]; n > begin[what]+slack {
+		if slack := map[string]int{"descriptors": 8, "descriptors of networks": 4}[what]; n > begin[what]+slack {
 			t.Errorf("%s: %d at the beginning, %d at the end", what, begin[what], n)
 		}
 	}
@@ -122,7 +122,7 @@ func (c *chaos) round(n int) {
 		wg.Go(func() { c.work(ctx, fmt.Sprintf("r%d-%d", n, i)) })
 	}
 	pass(c.t, 300*time.Millisecond+rand.N(1200*time.Millisecond))
-	what := []string{"daemon", "machine", "client"}[n%3]
+	what := []string{"daemon", "machine", "client", "network"}[n%4]
 	c.killOne(what)
 	pass(c.t, rand.N(500*time.Millisecond))
 	stop()
@@ -142,6 +142,10 @@ func (c *chaos) killOne(what string) {
 	case "machine":
 		if pids := machinesOf(c.home); len(pids) > 0 {
 			_ = syscall.Kill(pids[rand.N(len(pids))], syscall.SIGKILL) // it may be gone by now
+		}
+	case "network":
+		if pid := networkOf(c.home); pid != 0 {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	case "client":
 		verbs := [][]string{{"fork", firedTag, "-n", "2"}, {"run", firedTag, "--", "sleep", "5"}}
@@ -372,8 +376,13 @@ func (c *chaos) counts() map[string]int {
 		}
 		return nil
 	})
+	network := 0
+	if pid := networkOf(c.home); pid != 0 {
+		network = entries(fmt.Sprintf("/proc/%d/fd", pid))
+	}
 	return map[string]int{
-		"processes": len(machinesOf(c.home)), "descriptors": entries(fmt.Sprintf("/proc/%d/fd", pid)), "files": len(c.files()),
+		"descriptors of networks": network,
+		"processes":               len(machinesOf(c.home)), "descriptors": entries(fmt.Sprintf("/proc/%d/fd", pid)), "files": len(c.files()),
 		"mounts": strings.Count(readFile(c.t, fmt.Sprintf("/proc/%d/mountinfo", pid)), c.home), "groups": groups,
 	}
 }

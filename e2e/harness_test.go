@@ -103,6 +103,9 @@ func leftovers(home string) []string {
 		left = append(left, "forkd.sock")
 	}
 	left = append(left, groupsOf(home)...)
+	if pid := networkOf(home); pid != 0 {
+		left = append(left, fmt.Sprintf("process of networks %d", pid))
+	}
 	for _, pid := range machinesOf(home) {
 		left = append(left, fmt.Sprintf("process %d", pid))
 	}

@@ -65,7 +65,7 @@ func (h *Host) Doctor(ctx context.Context) Report {
 	r.Checks = slices.Concat(
 		[]Check{cpuCheck()}, engineChecks(f, err),
 		[]Check{
-			capabilitiesCheck(f), confinementCheck(f), namespacesCheck(f), liveCheck(f), h.cgroupCheck(), clockCheck(),
+			capabilitiesCheck(f), confinementCheck(f), namespacesCheck(f), liveCheck(f), h.cgroupCheck(), h.networkCheck(), clockCheck(),
 			memfdCheck(), h.memoryCheck(), storeCheck(h.cfg.Home.Root, h.cfg.Home.Temp()), h.diskCheck(), runtimeCheck(h.cfg.Home.Runtime),
 			toolCheck(), h.agentCheck(), filesCheck(), cacheCheck(h.cfg.Home.Cache()), h.imagesCheck(), h.daemonCheck(), h.leftoversCheck(ctx),
 		},

@@ -23,7 +23,7 @@ func TestDoctorSaysWhatToDo(t *testing.T) {
 		checkIsWhole(t, c)
 	}
 	for _, want := range []string{
-		"cpu", "engine", "kvm", "capabilities", "confinement", "namespaces", "userfaultfd", "cgroups", "clock", "memfd", "memory", "store", "disk",
+		"cpu", "engine", "kvm", "capabilities", "confinement", "namespaces", "userfaultfd", "cgroups", "network", "clock", "memfd", "memory", "store", "disk",
 		"runtime", "mke2fs", "agent", "open files", "kernels", "images", "daemon", "leftovers",
 	} {
 		if n := len(slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name != want })); n != 1 {

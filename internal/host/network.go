@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/network"
 	"forkd.dev/forkd/internal/network/egress"
+	"forkd.dev/forkd/internal/proc"
 	"forkd.dev/forkd/internal/undo"
 )
 
@@ -27,6 +29,8 @@ type Links interface {
 	// Adopt goes on with the links of an earlier daemon's machines, as far as they are there, and ends all others. lost are
 	// those whose flows are gone.
 	Adopt(ctx context.Context, machines map[string]network.Attached) (lost []string, err error)
+	// State says how the process is that holds the links.
+	State() network.State
 	// Leave gives the links up for a later daemon. With none left, the process that holds them ends.
 	Leave(ctx context.Context) error
 }
@@ -42,6 +46,8 @@ func (noNetworks) Detach(string) {}
 func (noNetworks) Adopt(context.Context, map[string]network.Attached) ([]string, error) {
 	return nil, nil
 }
+
+func (noNetworks) State() network.State { return network.State{} }
 
 func (noNetworks) Leave(context.Context) error { return nil }
 
@@ -105,6 +111,25 @@ func (h *Host) adoptLinks(ctx context.Context, adopted []*adoption) error {
 		h.events.Emit(events.Event{Type: events.NetworkRestarted, Reason: "it had ended while no daemon ran"})
 	}
 	return err
+}
+
+// networkCheck looks at the process that moves the frames of sandboxes.
+func (h *Host) networkCheck() Check {
+	st := h.cfg.Networks.State()
+	switch {
+	case st.PID != 0:
+		detail := fmt.Sprintf("process %d has the networks of %d machines", st.PID, st.Links)
+		if layers, err := proc.Observed(st.PID); err == nil {
+			detail += ", confined by " + strings.Join(layers, ", ")
+		}
+		return Check{"network", Pass, detail, ""}
+	case st.Error != nil:
+		return Check{
+			"network", Fail, fmt.Sprintf("the process of the sandboxes' networks does not run: %v", st.Error),
+			"sandboxes run on without a network; see the daemon's log",
+		}
+	}
+	return Check{"network", Skip, "no machine has needed one yet", ""}
 }
 
 // NetworkRestarted is called when the process that moves the frames has died and another has the links of these sandboxes,

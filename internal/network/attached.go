@@ -13,3 +13,10 @@ type Attached struct {
 	Policy egress.Policy
 	Spent  int64 // of the policy's budget, in earlier lives of the link
 }
+
+// State is how the process is that has the other ends of links, for who looks at a host.
+type State struct {
+	PID   int   // 0: none runs
+	Links int   // that it has, or should have
+	Error error // why none runs that should
+}

@@ -34,6 +34,8 @@ const (
 	answerLimit = 10 * time.Second
 	// callLimit bounds every other question.
 	callLimit = 10 * time.Second
+	// totalsLimit bounds those that somebody may ask for who wants to know something else, too.
+	totalsLimit = 2 * time.Second
 	// pingEvery and pingLimit: a process that does not answer so long is ended, and another started.
 	pingEvery = 10 * time.Second
 	pingLimit = 30 * time.Second
@@ -277,30 +279,44 @@ func (c *Client) has(id string) bool {
 // Totals are the counters of all links. Those of a process that does not answer are as they were seen last.
 func (c *Client) Totals(ctx context.Context) (map[string]network.Totals, error) {
 	c.mu.Lock()
-	n := len(c.links)
+	all := make(map[string]network.Totals, len(c.links))
+	for id, h := range c.links {
+		all[id] = h.last
+	}
 	c.mu.Unlock()
-	if n == 0 {
+	if len(all) == 0 {
 		return nil, nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, callLimit, ErrDown)
+	ctx, cancel := context.WithTimeoutCause(ctx, totalsLimit, ErrDown)
 	defer cancel()
 	conn, err := c.await(ctx)
 	if err != nil {
-		return nil, err
+		return all, err
 	}
-	all := map[string]network.Totals{}
-	err = conn.ask(ctx, &request{Op: opTotals}, func(r *reply, _ []*os.File) { maps.Copy(all, r.Totals) })
+	now := map[string]network.Totals{}
+	err = conn.ask(ctx, &request{Op: opTotals}, func(r *reply, _ []*os.File) { maps.Copy(now, r.Totals) })
 	if err != nil {
-		return nil, err
+		return all, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for id, t := range all {
+	for id, t := range now {
 		if h := c.links[id]; h != nil {
 			h.last = t
 		}
 	}
-	return all, nil
+	return now, nil
+}
+
+// State says how the process is.
+func (c *Client) State() network.State {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := network.State{Links: len(c.links), Error: c.why}
+	if c.conn != nil && !isClosed(c.conn.closed) {
+		s.PID, s.Error = c.conn.pid, nil
+	}
+	return s
 }
 
 // watcher follows the flows of one link.

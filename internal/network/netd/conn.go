@@ -20,7 +20,8 @@ type conn struct {
 	once   sync.Once
 	work   sync.WaitGroup
 
-	protocol int             // of the process
+	pid      int             // of the process
+	protocol int             // it speaks
 	fresh    bool            // it has no links yet
 	has      map[string]bool // links that it had when it was found
 

@@ -27,7 +27,7 @@ const (
 	opDetach = "detach"
 	opPolicy = "policy"
 	opOpen   = "open"
-	opTotals = "totals" // of all
+	opTotals = "totals" // of all, or of one
 	opFlows  = "flows"  // of one
 	opWatch  = "watch"  // tell of one's flows from now on
 	opIgnore = "ignore" // and no more

@@ -260,11 +260,14 @@ func (s *Server) tell(l *link, f network.Flow) {
 	}
 }
 
-func (s *Server) totals() map[string]network.Totals {
+// totals are the counters of all links, or of the one of an id.
+func (s *Server) totals(id string) map[string]network.Totals {
 	s.mu.Lock()
 	all := make([]*link, 0, len(s.links))
-	for _, l := range s.links {
-		all = append(all, l)
+	for of, l := range s.links {
+		if id == "" || id == of {
+			all = append(all, l)
+		}
 	}
 	s.mu.Unlock()
 	totals := make(map[string]network.Totals, len(all))
@@ -380,7 +383,7 @@ func (se *session) do(ctx context.Context, req *request, files []*os.File) error
 	case opDetach:
 		se.s.detach(req.ID, nil)
 	case opTotals:
-		r.Totals = se.s.totals()
+		r.Totals = se.s.totals(req.ID)
 	case opLinks:
 		se.links(req.Seq)
 		return nil

@@ -348,7 +348,7 @@ func (c *Client) dial(ctx context.Context, p *proc.Process) (*conn, error) {
 		return nil, errors.Join(errors.New("the socket is no unix socket"), raw.Close())
 	}
 	conn := newConn(&socket{conn: uc}, c.told)
-	conn.has = map[string]bool{}
+	conn.has, conn.pid = map[string]bool{}, p.PID()
 	stop := make(chan struct{})
 	go func() { // A connection to the socket of a process that dies now would never be taken.
 		select {
