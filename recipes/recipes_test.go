@@ -9,7 +9,7 @@ import (
 
 // TestRecipes: each can be read, and the program has every file that it names.
 func TestRecipes(t *testing.T) {
-	if len(Names()) < 7 {
+	if len(Names()) < 9 {
 		t.Errorf("recipes: %q", Names())
 	}
 	for _, name := range Names() {
