@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -31,6 +32,7 @@ import (
 	"forkd.dev/forkd/internal/host"
 	"forkd.dev/forkd/internal/httpapi"
 	"forkd.dev/forkd/internal/layout"
+	"forkd.dev/forkd/internal/network/egress"
 )
 
 // Config is everything a daemon can be told.
@@ -51,6 +53,7 @@ type Config struct {
 	Network      Network
 	Domain       string // below which ports of sandboxes are served by name; "": they are not
 	EgressWiden  string // who may let sandboxes reach more than their snapshots say: admin, manage
+	E2BEgress    string // what the sandboxes of E2B's clients may reach that say nothing of it: a preset
 	Audit        Audit
 	Hangup       <-chan os.Signal // at each the files that are written on and on are opened again; may be nil
 	Notify       string           // the socket of the service manager that started it; "": there is none
@@ -115,6 +118,13 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 	c.Domain = strings.ToLower(strings.Trim(getenv("FORKD_DOMAIN"), "."))
 	if !domainName.MatchString(c.Domain) {
 		errs = append(errs, fmt.Errorf("FORKD_DOMAIN is %q: give a name such as sandboxes.example.com", c.Domain))
+	}
+	c.E2BEgress = getenv("FORKD_E2B_EGRESS")
+	switch {
+	case c.E2BEgress == "":
+		c.E2BEgress = egress.Packages
+	case !slices.Contains(egress.Presets(), c.E2BEgress):
+		errs = append(errs, fmt.Errorf("FORKD_E2B_EGRESS is %q: give %s", c.E2BEgress, strings.Join(egress.Presets(), ", ")))
 	}
 	c.Network = Network{Bind: getenv("FORKD_BIND"), TLSCert: getenv("FORKD_TLS_CERT"), TLSKey: getenv("FORKD_TLS_KEY")}
 	errs = append(errs, c.Network.check(), c.Audit.fromEnv(getenv))
@@ -314,19 +324,22 @@ func serve(ctx context.Context, cfg Config, s *httpapi.Server, l net.Listener, t
 	listeners := []net.Listener{l}
 	if tcp != nil {
 		listeners = append(listeners, tcp)
-		s.Version.Address, s.Version.Fingerprint = tcp.url, tcp.pin
 	}
+	other := &tcpListener{home: cfg.Home, tokens: s.Tokens, log: cfg.Log, open: tcp}
+	s.TCP = other
 	requests, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	handler, err := withE2B(cfg, s)
+	handler, wait, err := withE2B(requests, cfg, s)
 	if err != nil {
 		return err
 	}
+	defer func() { cancel(); wait() }()
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 3 * time.Minute,
 		BaseContext: func(net.Listener) context.Context { return requests }, ConnContext: whose,
 		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug), Protocols: protocols(),
 	}
+	other.begin(server)
 	failed := serveAll(server, listeners)
 	cfg.Log.Info("serving", "socket", cfg.Home.Socket, "home", cfg.Home.Root, "pid", os.Getpid())
 	if tcp != nil {
@@ -362,6 +375,9 @@ func serve(ctx context.Context, cfg Config, s *httpapi.Server, l net.Listener, t
 		if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("serve: %w", err)
 		}
+	}
+	if err := other.end(); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve: %w", err)
 	}
 	return nil
 }

@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"context"
 	"net/http"
+	"path/filepath"
 
 	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/e2bapi"
@@ -9,10 +11,14 @@ import (
 )
 
 // withE2B puts E2B's protocol in front of the native API: their routes do not collide.
-func withE2B(cfg Config, s *httpapi.Server) (http.Handler, error) {
+// The builds that its clients begin end with life, and are waited for by wait.
+func withE2B(life context.Context, cfg Config, s *httpapi.Server) (handler http.Handler, wait func(), err error) {
 	seed, err := access.OpenSeed(cfg.Home.Seed())
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return e2bapi.New(e2bapi.Config{Host: s.Host, API: s, Seed: seed, Domain: cfg.Domain, Log: cfg.Log}).Handler(s.Handler()), nil
+	e := e2bapi.New(e2bapi.Config{
+		Host: s.Host, API: s, Seed: seed, Domain: cfg.Domain, Egress: cfg.E2BEgress, Log: cfg.Log, Life: life, Uploads: filepath.Join(cfg.Home.Cache(), "e2b"),
+	})
+	return e.Handler(s.Handler()), e.Wait, nil
 }

@@ -1,4 +1,633 @@
 package e2bapi
 
-// builds are builds of templates in progress.
-type builds struct{}
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/access"
+	"forkd.dev/forkd/internal/host"
+	"forkd.dev/forkd/internal/httpapi"
+	"forkd.dev/forkd/internal/image"
+	"forkd.dev/forkd/internal/image/dockerfile"
+	"forkd.dev/forkd/internal/network/egress"
+)
+
+const (
+	keptBuilds  = 200
+	maxLogs     = 20_000
+	maxUpload   = 8 << 30
+	logsPerPage = 100
+	forUpload   = "upload"
+)
+
+// builds are builds of templates, in progress and the last that ended. They go with the daemon.
+type builds struct {
+	mu    sync.Mutex
+	all   map[string]*templateJob // by the build's id
+	order []string
+	wait  sync.WaitGroup
+}
+
+// templateJob is one.
+type templateJob struct {
+	id, tag     string
+	cpus        int
+	memoryBytes int64
+	lines       []int // which step, from 1, each line of its Dockerfile is of; 0: of the base
+
+	mu     sync.Mutex
+	status string
+	logs   []buildLog
+	reason *buildReason
+}
+
+// Statuses of builds as E2B names them.
+const (
+	buildWaiting = "waiting"
+	buildRuns    = "building"
+	buildReady   = "ready"
+	buildError   = "error"
+)
+
+type buildLog struct {
+	Time    time.Time `json:"timestamp"`
+	Level   string    `json:"level"`
+	Message string    `json:"message"`
+	Step    string    `json:"step,omitempty"`
+}
+
+type buildReason struct {
+	Message string     `json:"message"`
+	Step    string     `json:"step,omitempty"`
+	Logs    []buildLog `json:"logEntries,omitempty"`
+}
+
+func (j *templateJob) say(level, step, format string, args ...any) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.logs) < maxLogs {
+		j.logs = append(j.logs, buildLog{time.Now().UTC(), level, fmt.Sprintf(format, args...), step})
+	}
+}
+
+func (b *builds) add(j *templateJob) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.all == nil {
+		b.all = map[string]*templateJob{}
+	}
+	b.all[j.id], b.order = j, append(b.order, j.id)
+	if len(b.order) > keptBuilds {
+		delete(b.all, b.order[0])
+		b.order = b.order[1:]
+	}
+}
+
+func (b *builds) find(r *http.Request) (*templateJob, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	j := b.all[r.PathValue("build")]
+	if j == nil || j.tag != tagOf(r.PathValue("template")) {
+		return nil, &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("build %.80q of template %.80q was not found", r.PathValue("build"), r.PathValue("template"))}
+	}
+	return j, nil
+}
+
+// Wait returns when no build is in progress any more.
+func (s *Server) Wait() { s.builds.wait.Wait() }
+
+func (s *Server) buildRoutes() []route {
+	return []route{
+		{"POST /v3/templates", access.Manage, s.newTemplate},
+		{"POST /v2/templates", access.Manage, s.newTemplate},
+		{"GET /templates/{template}/files/{hash}", access.Manage, s.uploadLink},
+		{"POST /v2/templates/{template}/builds/{build}", access.Manage, s.startBuild},
+		{"GET /templates/{template}/builds/{build}/status", access.Read, s.buildStatus},
+		{"GET /templates/{template}/builds/{build}/logs", access.Read, s.buildLogs},
+	}
+}
+
+func (s *Server) newTemplate(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Name   string   `json:"name"`
+		Alias  string   `json:"alias"`
+		Tags   []string `json:"tags"`
+		CPUs   int      `json:"cpuCount"`
+		Memory int64    `json:"memoryMB"`
+	}
+	if err := body(w, r, &req); err != nil {
+		return err
+	}
+	name := req.Name
+	if name == "" {
+		name = req.Alias
+	}
+	if name == "" {
+		return invalid("name is missing")
+	}
+	if len(req.Tags) > 1 || len(req.Tags) == 1 && strings.Contains(name, ":") {
+		return unsupported("tags: a template has one tag here, which is part of its name")
+	}
+	if len(req.Tags) == 1 {
+		name += ":" + req.Tags[0]
+	}
+	var id [16]byte
+	_, _ = rand.Read(id[:]) // never fails
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80
+	j := &templateJob{
+		id: fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:16]), tag: tagOf(name), cpus: req.CPUs,
+		memoryBytes: req.Memory << 20, status: buildWaiting,
+	}
+	s.builds.add(j)
+	return reply(w, http.StatusAccepted, map[string]any{
+		"templateID": j.tag, "buildID": j.id, "public": false, "names": []string{j.tag}, "tags": []string{"default"}, "aliases": []string{j.tag},
+	})
+}
+
+// Files of a build's context are uploaded by their digest, to a link that opens nothing else.
+
+var digestPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+func (s *Server) uploadPath(hash string) (string, error) {
+	if !digestPattern.MatchString(hash) {
+		return "", invalid("hash is %.80q: give the 64 digits of a SHA-256", hash)
+	}
+	return filepath.Join(s.Uploads, hash), nil
+}
+
+func (s *Server) uploadLink(w http.ResponseWriter, r *http.Request) error {
+	hash := r.PathValue("hash")
+	file, err := s.uploadPath(hash)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(file); err == nil {
+		return reply(w, http.StatusCreated, map[string]any{"present": true})
+	}
+	scheme := "http"
+	if r.TLS != nil {
+		scheme = "https"
+	}
+	return reply(w, http.StatusCreated, map[string]any{
+		"present": false,
+		"url":     fmt.Sprintf("%s://%s/templates/files/%s?token=%s", scheme, r.Host, hash, s.Seed.Token(forUpload, hash)),
+	})
+}
+
+// uploads is the route that such a link leads to.
+func (s *Server) uploads() *http.ServeMux {
+	return s.plane(httpapi.Operation{
+		Fail:    failPlain,
+		Shown:   func(r *http.Request) (string, bool) { return r.URL.Query().Get("token"), r.URL.Query().Has("token") },
+		Sandbox: func(*http.Request) string { return "" },
+		Known: func(r *http.Request, shown string) (access.Token, bool) {
+			return access.Token{ID: "e2b-upload", Name: "e2b-upload", Scope: access.Manage}, s.Seed.Is(shown, forUpload, r.PathValue("hash"))
+		},
+	}, []route{{"PUT /templates/files/{hash}", access.Manage, s.takeUpload}})
+}
+
+func (s *Server) takeUpload(w http.ResponseWriter, r *http.Request) (err error) {
+	file, err := s.uploadPath(r.PathValue("hash"))
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(s.Uploads, 0o700); err != nil {
+		return fmt.Errorf("keep an upload: %w", err)
+	}
+	f, err := os.CreateTemp(s.Uploads, "part-*")
+	if err != nil {
+		return fmt.Errorf("keep an upload: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	_, err = io.Copy(f, http.MaxBytesReader(w, r.Body, maxUpload))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("keep an upload: %w", err)
+	}
+	if err := os.Rename(f.Name(), file); err != nil {
+		return fmt.Errorf("keep an upload: %w", err)
+	}
+	return empty(w, http.StatusOK)
+}
+
+// templateSpec is what to build.
+type templateSpec struct {
+	FromImage    string          `json:"fromImage"`
+	FromTemplate string          `json:"fromTemplate"`
+	Registry     json.RawMessage `json:"fromImageRegistry"`
+	Force        bool            `json:"force"`
+	Start        string          `json:"startCmd"`
+	Ready        string          `json:"readyCmd"`
+	Steps        []templateStep  `json:"steps"`
+}
+
+type templateStep struct {
+	Type  string   `json:"type"`
+	Args  []string `json:"args"`
+	Hash  string   `json:"filesHash"`
+	Force bool     `json:"force"`
+}
+
+func (s *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
+	var spec templateSpec
+	if err := body(w, r, &spec); err != nil {
+		return err
+	}
+	j, err := s.builds.find(r)
+	if err != nil {
+		return err
+	}
+	if present(spec.Registry) {
+		return unsupported("fromImageRegistry: registries are opened by the docker configuration of the daemon's user here")
+	}
+	text, err := s.dockerfileOf(j, &spec)
+	if err != nil {
+		return err
+	}
+	j.mu.Lock()
+	begun := j.status != buildWaiting
+	if !begun {
+		j.status = buildRuns
+	}
+	j.mu.Unlock()
+	if begun {
+		return &api.Error{Code: api.CodeWrongState, Message: fmt.Sprintf("build %s has begun already", j.id)}
+	}
+	httpapi.NoteCreated(r, "snapshot", j.tag)
+	s.builds.wait.Go(func() { //nolint:contextcheck // It outlives the request that began it.
+		err := s.build(s.Life, j, &spec, text)
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		if j.status = buildReady; err == nil {
+			return
+		}
+		e := httpapi.ToAPI(err)
+		j.status, j.reason = buildError, &buildReason{Message: words(e), Step: j.stepOf(e.Message)}
+		j.logs = append(j.logs, buildLog{time.Now().UTC(), "error", words(e), j.reason.Step})
+	})
+	return empty(w, http.StatusAccepted)
+}
+
+var linePattern = regexp.MustCompile(`\btemplate:(\d+):`)
+
+// stepOf finds which step a message is about.
+func (j *templateJob) stepOf(message string) string {
+	m := linePattern.FindStringSubmatch(message)
+	if m == nil {
+		return ""
+	}
+	line, err := strconv.Atoi(m[1])
+	if err != nil || line < 1 || line > len(j.lines) || j.lines[line-1] == 0 {
+		return "base"
+	}
+	return strconv.Itoa(j.lines[line-1])
+}
+
+// baseOf is what FROM says, and how processes of it are started.
+func (s *Server) baseOf(spec *templateSpec) (from, user, dir string, err error) {
+	template := spec.FromTemplate
+	switch strings.TrimSuffix(spec.FromImage, ":latest") {
+	case "e2bdev/base":
+		template = "base"
+	case "e2bdev/code-interpreter":
+		template = "code-interpreter-v1"
+	}
+	if template == "" {
+		if spec.FromImage == "" || strings.ContainsAny(spec.FromImage, " \t\r\n") {
+			return "", "", "", invalid("fromImage is %.80q, and fromTemplate is missing", spec.FromImage)
+		}
+		return spec.FromImage, "user", "/home/user", nil
+	}
+	v, err := s.findTemplate(template)
+	if err != nil {
+		return "", "", "", err
+	}
+	user = "root"
+	if v.Config != nil {
+		dir = v.Config.WorkDir
+		if v.Config.User != "" {
+			user = v.Config.User
+		}
+	}
+	if dir == "" {
+		dir = "/home/" + user
+		if user == "root" {
+			dir = "/root"
+		}
+	}
+	return "snapshot:" + v.Tag, user, dir, nil
+}
+
+// makeUser gives an image the user that processes run as on E2B.
+const makeUser = `id -u user >/dev/null 2>&1 || useradd --create-home --shell /bin/bash user || adduser -D -s /bin/bash user
+if command -v sudo >/dev/null; then mkdir -p /etc/sudoers.d; echo 'user ALL=(ALL:ALL) NOPASSWD: ALL' >/etc/sudoers.d/user; fi`
+
+// dockerfileOf makes a Dockerfile of a template: its steps are those of one.
+func (s *Server) dockerfileOf(j *templateJob, spec *templateSpec) ([]byte, error) {
+	from, user, dir, err := s.baseOf(spec)
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	write := func(step int, text string) {
+		b.WriteString(text + "\n")
+		for range strings.Count(text, "\n") + 1 {
+			j.lines = append(j.lines, step)
+		}
+	}
+	write(0, "FROM "+from)
+	if !strings.HasPrefix(from, "snapshot:") {
+		write(0, "USER root\nRUN "+list("/bin/sh", "-c", makeUser))
+	}
+	write(0, "USER "+user+"\nWORKDIR "+literal(dir))
+	for i, step := range spec.Steps {
+		line, err := step.line(&user, &dir)
+		if err != nil {
+			return nil, fmt.Errorf("step %d: %w", i+1, err)
+		}
+		write(i+1, line)
+	}
+	fmt.Fprintf(&b, "USER %s\n", user)
+	fmt.Fprintf(&b, "WORKDIR %s\n", literal(dir))
+	if spec.FromTemplate != "" && (j.cpus != 0 || j.memoryBytes != 0) {
+		j.say("warn", "", "cpuCount and memoryMB are not used: a template that stands on another has its machine")
+	}
+	return b.Bytes(), nil
+}
+
+// literal keeps a Dockerfile from substituting variables.
+func literal(text string) string {
+	return strings.NewReplacer(`\`, `\\`, `$`, `\$`, ` `, `\ `, "\n", `\n`).Replace(text)
+}
+
+func quoted(text string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `$`, `\$`).Replace(text) + `"`
+}
+
+// words of a command or file names, in JSON, which no substitution changes.
+func list(items ...string) string {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(items) // of strings it never fails
+	return strings.TrimSpace(b.String())
+}
+
+func (t *templateStep) line(user, dir *string) (string, error) {
+	arg := func(i int) string {
+		if i < len(t.Args) {
+			return t.Args[i]
+		}
+		return ""
+	}
+	for _, a := range t.Args {
+		if t.Type != "RUN" && strings.ContainsAny(a, "\r\n\x00") {
+			return "", invalid("%s %.60q: a line break in it", t.Type, a)
+		}
+	}
+	switch t.Type {
+	case "RUN":
+		argv := []string{"/bin/bash", "-l", "-c", arg(0)}
+		if as := arg(1); as != "" && as != *user {
+			// Of a Dockerfile's user there is one at a time; this is for one command.
+			return fmt.Sprintf("USER %s\nRUN %s\nUSER %s", as, list(argv...), *user), nil
+		}
+		return "RUN " + list(argv...), nil
+	case "ENV":
+		if len(t.Args) == 0 || len(t.Args)%2 != 0 {
+			return "", invalid("ENV has %d arguments; give names and values", len(t.Args))
+		}
+		line := "ENV"
+		for i := 0; i < len(t.Args); i += 2 {
+			line += " " + t.Args[i] + "=" + quoted(t.Args[i+1])
+		}
+		return line, nil
+	case "WORKDIR":
+		if *dir = arg(0); !path.IsAbs(*dir) {
+			return "", invalid("WORKDIR %.80q is not absolute", *dir)
+		}
+		return "WORKDIR " + literal(*dir), nil
+	case "USER":
+		if *user = arg(0); *user == "" || strings.ContainsAny(*user, " $\\") {
+			return "", invalid("USER %.80q", *user)
+		}
+		return "USER " + *user, nil
+	case "COPY":
+		return t.copy(*user)
+	}
+	return "", unsupported("%.40q is no step that is known here: COPY, RUN, ENV, WORKDIR and USER are", t.Type)
+}
+
+func (t *templateStep) copy(user string) (string, error) {
+	if len(t.Args) < 2 || !digestPattern.MatchString(t.Hash) {
+		return "", invalid("COPY: give a source, a destination and filesHash")
+	}
+	line := "COPY"
+	owner := user
+	if len(t.Args) > 2 && t.Args[2] != "" {
+		owner = t.Args[2]
+	}
+	if owner != "root" {
+		line += " --chown=" + owner
+	}
+	if len(t.Args) > 3 && t.Args[3] != "" {
+		line += " --chmod=" + t.Args[3]
+	}
+	source := t.Hash + "/" + strings.TrimPrefix(path.Clean(t.Args[0]), "/")
+	return line + " " + list(source, t.Args[1]), nil
+}
+
+// contextOf is the files of a template's steps, each below the digest that it was uploaded by.
+func (s *Server) contextOf(dir string, spec *templateSpec) (*dockerfile.Context, error) {
+	spool, err := os.OpenFile(filepath.Join(dir, "context"), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("read uploads: %w", err)
+	}
+	c := dockerfile.NewContext(spool)
+	seen := map[string]bool{}
+	for i, step := range spec.Steps {
+		if step.Type != "COPY" || seen[step.Hash] {
+			continue
+		}
+		seen[step.Hash] = true
+		if err := s.addUpload(c, step.Hash); err != nil {
+			return nil, errors.Join(fmt.Errorf("step %d: %w", i+1, err), c.Close())
+		}
+	}
+	return c, nil
+}
+
+func (s *Server) addUpload(c *dockerfile.Context, hash string) error {
+	file, err := s.uploadPath(hash)
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return invalid("the files %.12s… were not uploaded", hash)
+	}
+	if err != nil {
+		return fmt.Errorf("read an upload: %w", err)
+	}
+	defer f.Close()
+	in := bufio.NewReader(f)
+	var source io.Reader = in
+	if magic, err := in.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
+		if source, err = gzip.NewReader(in); err != nil {
+			return invalid("the upload %.12s…: %v", hash, err)
+		}
+	}
+	t := tar.NewReader(source)
+	var total int64
+	for {
+		h, err := t.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return invalid("the upload %.12s… is no tar stream: %v", hash, err)
+		}
+		if total += h.Size; total > maxUpload {
+			return invalid("the upload %.12s… has more than %d bytes", hash, int64(maxUpload))
+		}
+		name := strings.TrimPrefix(path.Clean("/"+h.Name), "/")
+		if name == "" {
+			continue
+		}
+		if err := c.Add(hash+"/"+name, h, t); err != nil {
+			return invalid("the upload %.12s…: %.200q: %v", hash, h.Name, err)
+		}
+	}
+}
+
+// build makes the snapshot: of the steps, and where something is to be started, of the machine in which it runs.
+func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, text []byte) error {
+	dir, err := s.Host.TempDir("template-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	files, err := s.contextOf(dir, spec)
+	if err != nil {
+		return err
+	}
+	defer files.Close()
+	network := &image.Network{Build: egress.Policy{Preset: s.Egress}}
+	d := &host.DockerfileSpec{Name: "template", Text: text, Context: files, Network: network}
+	if spec.FromTemplate == "" && !strings.HasPrefix(string(text), "FROM snapshot:") {
+		d.Machine = image.Machine{CPUs: j.cpus, MemoryBytes: j.memoryBytes}
+	}
+	tag := j.tag
+	if spec.Start != "" || spec.Ready != "" {
+		tag += ".steps"
+	}
+	force := spec.Force
+	for _, step := range spec.Steps {
+		force = force || step.Force
+	}
+	say := func(e host.Event) {
+		words := e.Message
+		if e.Title != "" {
+			words = strings.TrimSpace(e.Title + " " + words)
+		}
+		j.say("info", "", "[%s] %s", e.Step, words)
+	}
+	_, err = s.Host.Build(ctx, host.BuildSpec{Tag: tag, Replace: true, NoCache: force, Dockerfile: d, MayWiden: true}, say)
+	if err != nil || tag == j.tag {
+		return err
+	}
+	recipe, err := startRecipe(tag, spec)
+	if err != nil {
+		return err
+	}
+	_, err = s.Host.Build(ctx, host.BuildSpec{Tag: j.tag, Replace: true, NoCache: force, Recipe: recipe, MayWiden: true}, say)
+	if err != nil {
+		return err
+	}
+	// What it stands on is nobody's.
+	if _, err := s.Host.RemoveSnapshot(ctx, tag, host.RemoveOptions{Force: true}); err != nil {
+		s.Log.Warn("a template's steps stay", "snapshot", tag, "error", err)
+	}
+	return nil
+}
+
+// usualWait is how long a command that is started is given where nothing says when it is ready, as on E2B.
+const usualWait = "sleep 20"
+
+// startRecipe has a command run in every sandbox of a template. JSON is YAML.
+func startRecipe(on string, spec *templateSpec) ([]byte, error) {
+	ready := spec.Ready
+	if ready == "" {
+		ready = usualWait
+	}
+	check := map[string]any{"command": []string{"/bin/bash", "-l", "-c", ready}, "timeout": "10m", "interval": "500ms"}
+	warmup := map[string]any{"timeout": "15m"}
+	if spec.Start != "" {
+		warmup["services"] = []any{map[string]any{
+			"name": "start", "command": []string{"/bin/bash", "-l", "-c", spec.Start}, "ready": check,
+		}}
+	} else {
+		warmup["command"] = []string{"/bin/bash", "-l", "-c", "for n in $(seq 1200); do (" + ready + ") && exit 0; sleep 0.5; done; exit 1"}
+	}
+	return json.Marshal(map[string]any{"base": "snapshot:" + on, "warmup": warmup})
+}
+
+func (s *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {
+	j, err := s.builds.find(r)
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	offset, _ := strconv.Atoi(q.Get("logsOffset"))
+	limit, err := strconv.Atoi(q.Get("limit"))
+	if err != nil || limit < 1 || limit > logsPerPage {
+		limit = logsPerPage
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	// Only what comes after: clients ask on until a reply has nothing.
+	logs := j.logs[min(max(offset, 0), len(j.logs)):]
+	logs = logs[:min(limit, len(logs))]
+	lines := []string{}
+	for _, l := range logs {
+		lines = append(lines, l.Message)
+	}
+	out := map[string]any{
+		"templateID": j.tag, "buildID": j.id, "status": j.status, "logs": lines, "logEntries": append([]buildLog{}, logs...),
+	}
+	if j.reason != nil {
+		out["reason"] = j.reason
+	}
+	return reply(w, http.StatusOK, out)
+}
+
+func (s *Server) buildLogs(w http.ResponseWriter, r *http.Request) error {
+	j, err := s.builds.find(r)
+	if err != nil {
+		return err
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return reply(w, http.StatusOK, map[string]any{"logs": append([]buildLog{}, j.logs...)})
+}

@@ -44,8 +44,10 @@ func (s *Server) control() *http.ServeMux {
 		{"PATCH /templates/{template}", access.Manage, s.changeTemplate},
 		{"PATCH /v2/templates/{template}", access.Manage, s.changeTemplate},
 	}
-	routes = append(routes, s.missing()...)
-	return s.plane(httpapi.Operation{Fail: failPlain, Shown: shownKey, Sandbox: s.namedSandbox}, routes)
+	routes = append(append(routes, s.buildRoutes()...), s.missing()...)
+	mux := s.plane(httpapi.Operation{Fail: failPlain, Shown: shownKey, Sandbox: s.namedSandbox}, routes)
+	mux.Handle("PUT /templates/files/{hash}", s.uploads())
+	return mux
 }
 
 // Times to live of sandboxes whose clients say nothing, by version of the route.

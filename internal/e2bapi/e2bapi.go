@@ -32,7 +32,11 @@ type Config struct {
 	API    *httpapi.Server // its access, audit log and metrics hold here as well
 	Seed   *access.Seed
 	Domain string // that sandboxes are reached at as PORT-ID.DOMAIN; "": none
+	Egress string // preset of what sandboxes may reach whose clients say nothing
 	Log    *slog.Logger
+
+	Life    context.Context //nolint:containedctx // Builds outlive the requests that begin them, and end with it.
+	Uploads string          // directory for the files of builds
 }
 
 // Server serves the protocol.

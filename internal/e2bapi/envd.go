@@ -159,11 +159,30 @@ func userOf(r *http.Request) string {
 // guest is the way into a request's sandbox.
 func (s *Server) guest(ctx context.Context, r *http.Request) (*guest.Conn, error) {
 	id := targetOf(r).id
+	if err := s.awake(ctx, id); err != nil {
+		return nil, reach(id, err)
+	}
 	conn, err := s.Host.Guest(ctx, id)
 	if err != nil {
 		return nil, reach(id, err)
 	}
 	return conn, nil
+}
+
+// awakeFor is how long a sandbox runs at least that goes on because somebody calls into it.
+const awakeFor = 5 * time.Minute
+
+// awake lets a sandbox run on that is paused and is to resume when it is used.
+func (s *Server) awake(ctx context.Context, id string) error {
+	v, err := s.Host.Peek(id)
+	if err != nil || state(v) != statePaused || !v.Life.AutoResume {
+		return err
+	}
+	if resumed, err := s.goOn(ctx, id); err != nil || !resumed {
+		return err
+	}
+	_, err = s.Host.SetTTL(id, max(v.Life.TTL, awakeFor), true)
+	return err
 }
 
 // unary makes a call in the guest.
@@ -182,7 +201,7 @@ func (s *Server) unary(r *http.Request, method string, in, out any) error {
 
 func (s *Server) envdHealth(w http.ResponseWriter, r *http.Request) error {
 	id := targetOf(r).id
-	v, err := s.Host.Sandbox(id)
+	v, err := s.Host.Peek(id)
 	if err != nil {
 		return reach(id, err)
 	}

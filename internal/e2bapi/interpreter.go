@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"forkd.dev/forkd/api"
@@ -45,7 +46,7 @@ func (s *Server) portToken(r *http.Request, shown string) (access.Token, bool) {
 
 func (s *Server) interpreterHealth(w http.ResponseWriter, r *http.Request) error {
 	id := targetOf(r).id
-	if v, err := s.Host.Sandbox(id); err != nil || state(v) != stateRunning {
+	if v, err := s.Host.Peek(id); err != nil || state(v) != stateRunning {
 		return &edgeError{sandbox: id}
 	}
 	return reply(w, http.StatusOK, "OK")
@@ -187,6 +188,8 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) error {
 	}
 	ask := wire.EvalRequest{Context: req.Context, Language: req.Language, Code: req.Code, Env: req.Env}
 	out := &lines{w: w}
+	stop := out.beginSoon()
+	defer stop()
 	stdout, stderr := out.text("stdout"), out.text("stderr")
 	res, err := call.Evaluate(r.Context(), conn, ask, call.Evaluation{
 		Output: call.Output{Stdout: stdout, Stderr: stderr},
@@ -203,6 +206,7 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) error {
 		defer cancel()
 		return errors.Join(context.Cause(r.Context()), call.InterruptContext(stop, conn, wire.ContextRequest{ID: ask.Context, Language: ask.Language}))
 	}
+	stop()
 	if err != nil && !out.begun {
 		return err
 	}
@@ -220,8 +224,41 @@ type resultEvent struct {
 
 // lines is a reply of one JSON object a line.
 type lines struct {
-	w     http.ResponseWriter
+	w http.ResponseWriter
+
+	mu    sync.Mutex
 	begun bool
+}
+
+// patience is how long a reply may take to begin: clients bound the wait for that apart from the code's own time.
+const patience = time.Second
+
+// beginSoon begins the reply if there is nothing to say for a while, until it is stopped.
+func (l *lines) beginSoon() (stop func()) {
+	ended := make(chan struct{})
+	timer := time.AfterFunc(patience, func() {
+		defer close(ended)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.begin()
+		_ = http.NewResponseController(l.w).Flush() // a client that is gone is noticed elsewhere
+	})
+	return sync.OnceFunc(func() {
+		if !timer.Stop() {
+			<-ended
+		}
+	})
+}
+
+// begin is called with mu held.
+func (l *lines) begin() {
+	if l.begun {
+		return
+	}
+	l.begun = true
+	l.w.Header().Set("Content-Type", "application/x-ndjson")
+	l.w.Header().Set("Cache-Control", "no-store")
+	l.w.WriteHeader(http.StatusOK)
 }
 
 func (l *lines) send(event any) error {
@@ -229,12 +266,9 @@ func (l *lines) send(event any) error {
 	if err != nil {
 		return err
 	}
-	if !l.begun {
-		l.begun = true
-		l.w.Header().Set("Content-Type", "application/x-ndjson")
-		l.w.Header().Set("Cache-Control", "no-store")
-		l.w.WriteHeader(http.StatusOK)
-	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.begin()
 	if _, err := l.w.Write(append(text, '\n')); err != nil {
 		return err
 	}
@@ -250,7 +284,9 @@ func (l *lines) text(kind string) *call.Text {
 // finish says how an evaluation has ended.
 func (l *lines) finish(res *wire.EvalResult, err error) error {
 	if err != nil {
-		return errors.Join(err, l.send(map[string]any{"type": "unexpected_end_of_execution"}))
+		e := httpapi.ToAPI(err)
+		told := l.send(map[string]any{"type": "error", "name": string(e.Code), "value": words(e), "traceback": ""})
+		return errors.Join(err, told, l.send(map[string]any{"type": "unexpected_end_of_execution"}))
 	}
 	last := "end_of_execution"
 	if f := res.Error; f != nil {

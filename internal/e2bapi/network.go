@@ -2,9 +2,13 @@ package e2bapi
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"net/netip"
+	"strings"
 
 	"forkd.dev/forkd/internal/host"
+	"forkd.dev/forkd/internal/network/egress"
 )
 
 // network is SandboxNetworkConfig.
@@ -19,18 +23,10 @@ type network struct {
 	HTTPSPorts  []int           `json:"httpsPorts,omitempty"`
 }
 
-// limitNetwork turns what a client says of the network into what the sandbox is let do. A sandbox has no network today, so
-// what allows something is refused, and what forbids something holds.
-func (s *Server) limitNetwork(_ *host.ForkSpec, internet *bool, n *network) error {
-	if internet != nil && *internet {
-		return unsupported("allow_internet_access: sandboxes of this daemon have no network")
-	}
-	if n == nil {
-		return nil
-	}
+func (n *network) check() error {
 	switch {
-	case len(n.AllowOut) > 0:
-		return unsupported("network.allowOut: sandboxes of this daemon have no network")
+	case n.AllowPublic != nil && *n.AllowPublic:
+		return unsupported("network.allowPublicTraffic: ports of sandboxes are opened to all one by one here, not together")
 	case present(n.Proxy):
 		return unsupported("network.egressProxy: there is no proxy for sandboxes here")
 	case present(n.Rules):
@@ -40,7 +36,71 @@ func (s *Server) limitNetwork(_ *host.ForkSpec, internet *bool, n *network) erro
 	case len(n.DNS) > 0:
 		return unsupported("network.dnsServers: sandboxes cannot choose their name servers here")
 	case len(n.HTTPSPorts) > 0:
-		return unsupported("network.httpsPorts: it is not served here")
+		return unsupported("network.httpsPorts: HTTPS is looked at on port 443 here")
+	}
+	return nil
+}
+
+// policy is what a sandbox may reach whose client says this of the network. Nothing said is the daemon's own setting. As on
+// E2B denying everything leaves what is allowed by name; of other rules the one that denies goes first here.
+func (s *Server) policy(internet *bool, n *network) (p egress.Policy, said bool, err error) {
+	p.Preset = s.Egress
+	said = internet != nil || n != nil && len(n.AllowOut)+len(n.DenyOut) > 0
+	if internet != nil {
+		p.Preset = egress.Open
+		if !*internet {
+			p.Preset = egress.None
+		}
+	}
+	if n == nil {
+		return p, said, nil
+	}
+	if err := n.check(); err != nil {
+		return p, said, err
+	}
+	for i, text := range n.DenyOut {
+		if text == "0.0.0.0/0" || text == "::/0" {
+			p.Preset = egress.None
+			continue
+		}
+		rule, err := ruleOf(text)
+		if err != nil {
+			return p, said, invalid("network.denyOut[%d]: %v", i, err)
+		}
+		p.Deny = append(p.Deny, rule)
+	}
+	for i, text := range n.AllowOut {
+		rule, err := ruleOf(text)
+		if err != nil {
+			return p, said, invalid("network.allowOut[%d]: %v", i, err)
+		}
+		p.Allow = append(p.Allow, rule)
+	}
+	return p, said, nil
+}
+
+// ruleOf reads an address, a range of them, or a name. In ours addresses of IPv6 are in brackets.
+func ruleOf(text string) (egress.Rule, error) {
+	address, bits, _ := strings.Cut(text, "/")
+	if a, err := netip.ParseAddr(address); err == nil && a.Is6() {
+		text = "[" + address + "]"
+		if bits != "" {
+			text += "/" + bits
+		}
+	}
+	return egress.ParseRule(text)
+}
+
+// limitNetwork says what a new sandbox may reach. More than its snapshot allows is for those alone who may widen it; what the
+// daemon gives by itself is its administrator's choice.
+func (s *Server) limitNetwork(r *http.Request, spec *host.ForkSpec, internet *bool, n *network) error {
+	p, said, err := s.policy(internet, n)
+	if err != nil {
+		return err
+	}
+	spec.Egress, spec.MayWiden = &p, !said || s.API.MayWiden(r)
+	if !spec.MayWiden { // unless it is no more than it would get without a word
+		spec.MayWiden = egress.Narrower(&p, &egress.Policy{Preset: s.Egress}) == nil
 	}
 	return nil
 }
@@ -54,16 +114,34 @@ func (s *Server) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	if err := body(w, r, &req); err != nil {
 		return err
 	}
-	if _, err := s.one(r); err != nil {
+	v, err := s.one(r)
+	if err != nil {
 		return err
 	}
-	if err := s.limitNetwork(&host.ForkSpec{}, req.AllowInternet, &req.network); err != nil {
+	p, _, err := s.policy(req.AllowInternet, &req.network)
+	if err != nil {
 		return err
+	}
+	_, err = s.Host.SetEgress(r.Context(), v.ID, func(egress.Policy) (egress.Policy, error) { return p, nil }, s.API.MayWiden(r))
+	if err != nil {
+		return fmt.Errorf("network: %w", err)
 	}
 	return empty(w, http.StatusNoContent)
 }
 
-func (s *Server) describeNetwork(d *sandboxDetail, _ host.View) {
-	no := false
-	d.AllowInternet = &no
+// describeNetwork tells what a sandbox may reach: a preset is told by its rules.
+func describeNetwork(v host.View) (internet bool, n *network) {
+	n = &network{}
+	for _, r := range append(v.Egress.Rules(), v.Egress.Allow...) {
+		n.AllowOut = append(n.AllowOut, r.String())
+	}
+	for _, r := range v.Egress.Deny {
+		n.DenyOut = append(n.DenyOut, r.String())
+	}
+	if v.Egress.Preset == egress.Open {
+		n.AllowOut = nil
+		return true, n
+	}
+	n.DenyOut = append(n.DenyOut, "0.0.0.0/0")
+	return len(n.AllowOut) > 0, n
 }

@@ -44,14 +44,15 @@ type autoResume struct {
 
 // sandboxReply is Sandbox.
 type sandboxReply struct {
-	Template     string  `json:"templateID"`
-	ID           string  `json:"sandboxID"`
-	Client       string  `json:"clientID"`
-	Envd         string  `json:"envdVersion"`
-	Alias        string  `json:"alias,omitempty"`
-	EnvdToken    string  `json:"envdAccessToken"`
-	TrafficToken string  `json:"trafficAccessToken"`
-	Domain       *string `json:"domain"`
+	Template     string   `json:"templateID"`
+	ID           string   `json:"sandboxID"`
+	Client       string   `json:"clientID"`
+	Envd         string   `json:"envdVersion"`
+	Alias        string   `json:"alias,omitempty"`
+	EnvdToken    string   `json:"envdAccessToken"`
+	TrafficToken string   `json:"trafficAccessToken"`
+	Domain       *string  `json:"domain"`
+	Network      *network `json:"network,omitempty"` // beyond E2B's: what it may reach, also when the client has said nothing
 }
 
 // clientID is required, and says nothing any more.
@@ -65,6 +66,7 @@ func (s *Server) sandboxReply(v host.View) sandboxReply {
 	if s.Domain != "" {
 		out.Domain = &s.Domain
 	}
+	_, out.Network = describeNetwork(v)
 	return out
 }
 
@@ -130,11 +132,14 @@ func (s *Server) create(usual time.Duration) handler {
 		if req.AutoPause {
 			spec.Life.OnEnd = host.ActionSuspend
 		}
-		if err := s.limitNetwork(&spec, req.AllowInternet, req.Network); err != nil {
+		if err := s.limitNetwork(r, &spec, req.AllowInternet, req.Network); err != nil {
 			return err
 		}
 		httpapi.NoteTouched(r, "snapshot", spec.Tag)
 		results, err := s.Host.Fork(r.Context(), spec)
+		if errors.Is(err, host.ErrWider) {
+			return fmt.Errorf("network: %w", err)
+		}
 		if err != nil {
 			return s.explainTemplate(w, spec.Tag, err)
 		}
@@ -216,7 +221,7 @@ func (s *Server) diskMB(image string) int64 {
 // one finds the sandbox in a request's path. One whose machine died is not there.
 func (s *Server) one(r *http.Request) (host.View, error) {
 	id := r.PathValue("id")
-	v, err := s.Host.Sandbox(id)
+	v, err := s.Host.Peek(id)
 	if err != nil && httpapi.ToAPI(err).Code != api.CodeInvalid {
 		return v, err
 	}
@@ -240,7 +245,8 @@ func (s *Server) info(w http.ResponseWriter, r *http.Request) error {
 	if s.Domain != "" {
 		d.Domain = &s.Domain
 	}
-	s.describeNetwork(&d, v)
+	internet, allowed := describeNetwork(v)
+	d.AllowInternet, d.Network = &internet, allowed
 	return reply(w, http.StatusOK, d)
 }
 
@@ -490,7 +496,7 @@ func (s *Server) goOn(ctx context.Context, id string) (resumed bool, err error) 
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		v, err := s.Host.Sandbox(id)
+		v, err := s.Host.Peek(id)
 		if err != nil {
 			return resumed, err
 		}
@@ -794,7 +800,7 @@ func (s *Server) manyMetrics(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := map[string]metric{}
 	for _, id := range ids {
-		v, err := s.Host.Sandbox(id)
+		v, err := s.Host.Peek(id)
 		if err != nil || v.ID != id {
 			continue
 		}

@@ -14,16 +14,9 @@ import (
 	"forkd.dev/forkd/internal/lineage"
 )
 
-// Templates that clients ask for when they are told nothing, and the recipes that make them.
-func builtIn(tag string) (recipe string, ok bool) {
-	switch tag {
-	case "base":
-		return "recipes/base", true
-	case "code-interpreter-v1":
-		return "recipes/code-interpreter-v1", true
-	}
-	return "", false
-}
+// builtIn reports whether a template is one that clients ask for when they are told nothing. Recipes of these names come with
+// forkd.
+func builtIn(tag string) bool { return tag == "base" || tag == "code-interpreter-v1" }
 
 // tagOf is the snapshot's tag that a template's name means: TEAM/NAME:TAG is NAME, or NAME.TAG where the tag is another than
 // the default. A snapshot's id is its tag.
@@ -44,8 +37,7 @@ func (s *Server) explainTemplate(w http.ResponseWriter, tag string, err error) e
 	if httpapi.ToAPI(err).Code != api.CodeNotFound {
 		return err
 	}
-	recipe, ok := builtIn(tag)
-	if !ok {
+	if !builtIn(tag) {
 		return &api.Error{
 			Code: api.CodeNotFound, Message: fmt.Sprintf("template '%.80s' not found: no snapshot has that tag", tag),
 			Hint: fmt.Sprintf("forkd snapshots, or forkd build RECIPE -t %.80s", tag),
@@ -54,7 +46,7 @@ func (s *Server) explainTemplate(w http.ResponseWriter, tag string, err error) e
 	w.Header().Set("Should-Retry", "false")
 	return &api.Error{
 		Code: api.CodeUnavailable, Message: fmt.Sprintf("template '%s' is not built yet on this host", tag),
-		Hint: fmt.Sprintf("forkd build %s -t %s", recipe, tag),
+		Hint: fmt.Sprintf("forkd build %s -t %s", tag, tag),
 	}
 }
 

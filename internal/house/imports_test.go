@@ -38,10 +38,11 @@ func allowed() map[string][]string {
 		// Another protocol on the same listener: whose requests are let in, written down and counted is decided in httpapi, once.
 		"internal/e2bapi": {
 			"api", "internal/access", "internal/guest", "internal/guest/call", "internal/guest/wire", "internal/host", "internal/httpapi", "internal/lineage",
+			"internal/image", "internal/network/egress",
 		},
 		"internal/daemon": {
 			"api", "internal/access", "internal/audit", "internal/cgroup", "internal/engine", "internal/engine/qemu", "internal/e2bapi", "internal/events", "internal/host", "internal/httpapi",
-			"internal/image", "internal/layout", "internal/metrics", "internal/network/netd", "internal/store", "internal/agentbin",
+			"internal/image", "internal/layout", "internal/metrics", "internal/network/egress", "internal/network/netd", "internal/store", "internal/agentbin",
 		},
 
 		// The core.

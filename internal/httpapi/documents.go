@@ -18,7 +18,7 @@ func documents() map[string]*document {
 	all := map[string]*document{}
 	for _, part := range []map[string]*document{
 		hostDocuments(), snapshotDocuments(), sandboxDocuments(), guestDocuments(), contextDocuments(), fileDocuments(),
-		workspaceDocuments(), eventDocuments(), tokenDocuments(), egressDocuments(), portDocuments(),
+		workspaceDocuments(), eventDocuments(), tokenDocuments(), egressDocuments(), portDocuments(), listenDocuments(),
 	} {
 		maps.Copy(all, part)
 	}

@@ -78,12 +78,14 @@ func fileHeaders(h http.Header, e wire.EntryInfo, compressed bool) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Content-Security-Policy", "sandbox")
 	h.Set("Vary", "Accept-Encoding")
+	if compressed {
+		h.Set("Content-Encoding", "gzip")
+	}
 	if e.Size == 0 {
 		return // its content may change without a sign
 	}
 	tag := fmt.Sprintf(`"%x-%x"`, e.ModifiedTime.UnixNano(), e.Size)
 	if compressed {
-		h.Set("Content-Encoding", "gzip")
 		h.Set("Last-Modified", e.ModifiedTime.UTC().Format(http.TimeFormat))
 		tag = "W/" + tag
 	}

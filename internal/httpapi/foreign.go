@@ -46,6 +46,9 @@ func foreignOf(r *http.Request) *Operation {
 	return f
 }
 
+// MayWiden says whether who asks may let a sandbox reach more than its snapshot may.
+func (s *Server) MayWiden(r *http.Request) bool { return s.mayWiden(r) }
+
 // Once serves requests with an Idempotency-Key as this API's own routes do.
 func (s *Server) Once(h func(w http.ResponseWriter, r *http.Request) error) func(http.ResponseWriter, *http.Request) error {
 	return s.once(h)
@@ -133,7 +136,7 @@ func noToken(r *http.Request) *api.Error {
 		Hint: "send Authorization: Bearer TOKEN; for the command line: FORKD_TOKEN; an administrator makes one: forkd token create",
 	}
 	if foreignOf(r) != nil {
-		e.Hint = "a key for E2B's clients is made by: forkd token create --e2b --scope manage"
+		e.Hint = "what E2B's clients need is printed by: forkd env e2b"
 	}
 	return e
 }

@@ -28,6 +28,7 @@ type Server struct {
 	Tokens  *access.Store
 	Audit   *audit.Log // nil: nothing is written down
 	Metrics *metrics.Metrics
+	TCP     Listener // nil: none can be opened
 	// ManageWidens: scope manage is enough to let sandboxes reach more than their snapshots say; else it takes admin.
 	ManageWidens bool
 	// Domain is below which services of sandboxes are served by name, as PORT-ID.DOMAIN, in lower case; "": they are not.
@@ -151,6 +152,9 @@ func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) error {
 // version tells where things are to those only who may do anything there.
 func (s *Server) version(w http.ResponseWriter, r *http.Request) error {
 	v := s.Version
+	if s.TCP != nil {
+		v.Address, v.Fingerprint = s.TCP.Where()
+	}
 	if access.FromContext(r.Context()).Scope < access.Admin {
 		v = api.VersionInfo{Version: v.Version, API: v.API}
 	}

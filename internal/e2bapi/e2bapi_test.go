@@ -1,0 +1,329 @@
+package e2bapi
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"forkd.dev/forkd/internal/access"
+	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/host"
+	"forkd.dev/forkd/internal/image/dockerfile"
+	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/network/egress"
+)
+
+func TestHostTarget(t *testing.T) {
+	for name, want := range map[string]target{
+		"49983-sbabc.example.test":      {id: "sbabc", port: 49983, byHost: true},
+		"49999-sbabc.example.test:8889": {id: "sbabc", port: 49999, byHost: true},
+		"80-sbabc.localhost":            {id: "sbabc", port: 80, byHost: true},
+		"sandbox.example.test":          {},
+		"127.0.0.1:8889":                {},
+		"[::1]:8889":                    {},
+		"forkd":                         {},
+		"99999-sbabc.example.test":      {},
+		"x-sbabc.example.test":          {},
+		"8889-other.example.test":       {},
+		"80-sbabc":                      {},
+	} {
+		got, ok := hostTarget(name)
+		if got != want || ok != (want != target{}) {
+			t.Errorf("%s: %+v, %v; want %+v", name, got, ok, want)
+		}
+	}
+}
+
+func TestTagOf(t *testing.T) {
+	for name, want := range map[string]string{
+		"base": "base", "base:default": "base", "base:latest": "base", "team/base": "base", "team/base:v1": "base.v1", "": "",
+	} {
+		if got := tagOf(name); got != want {
+			t.Errorf("%q: %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestMetadataFilter: clients escape once, twice and three times.
+func TestMetadataFilter(t *testing.T) {
+	for query, want := range map[string]map[string]string{
+		"metadata=a%3Db%252520c%26d%3De": {"a": "b c", "d": "e"},
+		"metadata=a%3Db%2520c":           {"a": "b c"},
+		"metadata=a%3Db":                 {"a": "b"},
+		"metadata=a%3D100%2525":          {"a": "100%"},
+		"":                               nil,
+	} {
+		q, err := url.ParseQuery(query)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := metadataFilter(q.Get("metadata"))
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%s: %v\n%s", query, err, diff)
+		}
+	}
+}
+
+// TestPage: whatever comes and goes between two pages, what stays is in one of them.
+func TestPage(t *testing.T) {
+	list := []string{"a", "b", "c", "d", "e"}
+	id := func(s string) string { return s }
+	get := func(list []string, token string) ([]string, string) {
+		t.Helper()
+		w := httptest.NewRecorder()
+		got, err := page(w, url.Values{"limit": {"2"}, "nextToken": {token}}, list, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got, w.Header().Get("X-Next-Token")
+	}
+	var seen []string
+	token := ""
+	for range 3 {
+		var got []string
+		got, token = get(list, token)
+		seen = append(seen, got...)
+	}
+	if diff := cmp.Diff(list, seen); diff != "" || token != "" {
+		t.Errorf("token %q at the end\n%s", token, diff)
+	}
+	_, token = get(list, "")
+	if got, _ := get([]string{"a", "c", "d", "e"}, token); cmp.Diff([]string{"d", "e"}, got) != "" {
+		t.Errorf("the last of the page before is gone: %q", got) // c was moved to its place
+	}
+	for _, bad := range []url.Values{{"limit": {"0"}}, {"limit": {"101"}}, {"limit": {"x"}}, {"nextToken": {"zz"}}} {
+		if _, err := page(httptest.NewRecorder(), bad, list, id); err == nil {
+			t.Errorf("%v is taken", bad)
+		}
+	}
+}
+
+func TestFrames(t *testing.T) {
+	w := httptest.NewRecorder()
+	s := &stream{w: w}
+	var e processEvent
+	e.Event.Data = &eventData{Stdout: []byte("hi")}
+	if err := errors.Join(s.send(e), s.end(nil)); err != nil {
+		t.Fatal(err)
+	}
+	body := w.Body
+	var got []string
+	for {
+		flags, text, err := frame(body)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, fmt.Sprintf("%d %s", flags, text))
+	}
+	want := []string{`0 {"event":{"data":{"stdout":"aGk="}}}`, "2 {}"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if kind := w.Header().Get("Content-Type"); kind != streamType {
+		t.Errorf("the stream is %q", kind)
+	}
+	w = httptest.NewRecorder()
+	_ = (&stream{w: w}).end(wire.Errorf(wire.CodeNotFound, "no such process"))
+	if !strings.Contains(w.Body.String(), `{"error":{"code":"not_found","message":"no such process"}}`) || w.Code != http.StatusOK {
+		t.Errorf("%d %q", w.Code, w.Body)
+	}
+}
+
+func FuzzFrame(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 0, 2, '{', '}'})
+	f.Add([]byte{1, 0, 0, 0, 0})
+	f.Add([]byte{0, 255, 255, 255, 255})
+	f.Add([]byte{0, 0, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		_, message, err := frame(bytes.NewReader(b))
+		if err == nil && uint32(len(message)) != binary.BigEndian.Uint32(b[1:5]) {
+			t.Errorf("%d bytes of %x", len(message), b)
+		}
+	})
+}
+
+// TestSigned: a signature opens one path, for one operation, as one user, until its time; nothing else.
+func TestSigned(t *testing.T) {
+	seed, err := access.OpenSeed(filepath.Join(t.TempDir(), "seed"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Seed: seed})
+	sign := func(path, operation, user, until string) string {
+		text := path + ":" + operation + ":" + user + ":" + seed.Token(forEnvd, "sba")
+		if until != "" {
+			text += ":" + until
+		}
+		sum := sha256.Sum256([]byte(text))
+		return "v1_" + strings.TrimRight(base64.StdEncoding.EncodeToString(sum[:]), "=")
+	}
+	later, before := fmt.Sprint(time.Now().Unix()+60), fmt.Sprint(time.Now().Unix()-1)
+	for _, c := range []struct {
+		name, method, path, user, until, signature, sandbox string
+		want                                                bool
+	}{
+		{"reading", "GET", "/a", "", "", sign("/a", "read", "", ""), "sba", true},
+		{"HEAD", "HEAD", "/a", "", "", sign("/a", "read", "", ""), "sba", true},
+		{"writing", "POST", "/a", "u", later, sign("/a", "write", "u", later), "sba", true},
+		{"another path", "GET", "/b", "", "", sign("/a", "read", "", ""), "sba", false},
+		{"another operation", "POST", "/a", "", "", sign("/a", "read", "", ""), "sba", false},
+		{"another user", "GET", "/a", "root", "", sign("/a", "read", "", ""), "sba", false},
+		{"another sandbox", "GET", "/a", "", "", sign("/a", "read", "", ""), "sbb", false},
+		{"over", "GET", "/a", "", before, sign("/a", "read", "", before), "sba", false},
+		{"time taken away", "GET", "/a", "", "", sign("/a", "read", "", before), "sba", false},
+		{"no time", "GET", "/a", "", "x", sign("/a", "read", "", "x"), "sba", false},
+	} {
+		q := url.Values{"path": {c.path}, "signature": {c.signature}}
+		if c.user != "" {
+			q.Set("username", c.user)
+		}
+		if c.until != "" {
+			q.Set("signature_expiration", c.until)
+		}
+		r := httptest.NewRequestWithContext(t.Context(), c.method, "/files?"+q.Encode(), nil)
+		if got := s.signed(r, c.signature, c.sandbox); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+}
+
+func TestPolicy(t *testing.T) {
+	s := New(Config{Egress: egress.Packages})
+	yes, no := true, false
+	for _, c := range []struct {
+		name     string
+		internet *bool
+		network  *network
+		want     string
+	}{
+		{"nothing said", nil, nil, "packages [] []"},
+		{"no internet", &no, nil, "none [] []"},
+		{"internet", &yes, nil, "open [] []"},
+		{"some allowed", nil, &network{AllowOut: []string{"1.1.1.1", "*.example.com", "2001:db8::/32"}, DenyOut: []string{"0.0.0.0/0"}},
+			"none [1.1.1.1 *.example.com [2001:db8::]/32] []"},
+		{"some denied", nil, &network{DenyOut: []string{"10.0.0.0/8"}}, "packages [] [10.0.0.0/8]"},
+	} {
+		p, _, err := s.policy(c.internet, c.network)
+		if err != nil {
+			t.Errorf("%s: %v", c.name, err)
+			continue
+		}
+		texts := func(rules []egress.Rule) (list []string) {
+			for _, r := range rules {
+				list = append(list, r.String())
+			}
+			return list
+		}
+		if got := fmt.Sprint(p.Preset, " ", texts(p.Allow), " ", texts(p.Deny)); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+	for field, n := range map[string]*network{
+		"allowPublicTraffic": {AllowPublic: &yes}, "egressProxy": {Proxy: json.RawMessage(`{"address":"x"}`)},
+		"rules": {Rules: json.RawMessage(`{"a":[]}`)}, "maskRequestHost": {MaskHost: "x"}, "dnsServers": {DNS: []string{"1.1.1.1"}},
+		"allowOut[0]": {AllowOut: []string{"not a rule"}}, "denyOut[1]": {DenyOut: []string{"1.1.1.1", "%"}},
+	} {
+		if _, _, err := s.policy(nil, n); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: %v", field, err)
+		}
+	}
+}
+
+// TestDockerfile: a template's steps are those of a Dockerfile that says the same, whatever characters are in them.
+func TestDockerfile(t *testing.T) {
+	hash := strings.Repeat("ab", 32)
+	s := New(Config{})
+	j := &templateJob{}
+	text, err := s.dockerfileOf(j, &templateSpec{FromImage: "python:3.12", Steps: []templateStep{
+		{Type: "ENV", Args: []string{"A", `x "y" $Z \ z`, "B", "2"}},
+		{Type: "RUN", Args: []string{"echo \"$A\"\necho '$B' \\", "root"}},
+		{Type: "WORKDIR", Args: []string{"/with space"}},
+		{Type: "COPY", Args: []string{"app/", "/srv/app", "", "0755"}, Hash: hash},
+		{Type: "USER", Args: []string{"root"}},
+		{Type: "RUN", Args: []string{"id"}},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dockerfile.Parse("template", text); err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	for _, want := range []string{
+		`ENV A="x \"y\" \$Z \\ z" B="2"`, `COPY --chown=user --chmod=0755 ["` + hash + `/app","/srv/app"]`, "WORKDIR /with\\ space", "USER root",
+	} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("no %s in\n%s", want, text)
+		}
+	}
+	lines := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	for i, line := range lines[:len(j.lines)] {
+		if strings.Contains(line, `"id"`) && j.lines[i] != 6 {
+			t.Errorf("line %d is of step %d", i+1, j.lines[i])
+		}
+		if strings.HasPrefix(line, "FROM") && j.lines[i] != 0 {
+			t.Errorf("FROM is of step %d", j.lines[i])
+		}
+	}
+	if got := j.stepOf("build x: template:2: no"); got != "base" {
+		t.Errorf("line 2 is of step %q", got)
+	}
+	for _, bad := range []templateStep{
+		{Type: "RUM"}, {Type: "ENV", Args: []string{"A"}}, {Type: "ENV", Args: []string{"A", "x\ny"}}, {Type: "WORKDIR", Args: []string{"rel"}},
+		{Type: "USER", Args: []string{"a b"}}, {Type: "COPY", Args: []string{"a", "b"}, Hash: "../x"}, {Type: "COPY", Args: []string{"a"}, Hash: hash},
+	} {
+		if _, err := s.dockerfileOf(&templateJob{}, &templateSpec{FromImage: "x", Steps: []templateStep{bad}}); err == nil {
+			t.Errorf("%+v is taken", bad)
+		}
+	}
+}
+
+func TestState(t *testing.T) {
+	for in, want := range map[string]string{"running": "running", "paused": "paused", "suspended": "paused", "failed": ""} {
+		if got := state(host.View{State: lineage.State(in)}); got != want {
+			t.Errorf("%s: %q, want %q", in, got, want)
+		}
+	}
+}
+
+// TestPurposes: what is for a sandbox's ports is not for its files, and nothing is for another sandbox.
+func TestPurposes(t *testing.T) {
+	seed, err := access.OpenSeed(filepath.Join(t.TempDir(), "seed"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Seed: seed})
+	traffic, envd := seed.Token(forTraffic, "sba"), seed.Token(forEnvd, "sba")
+	for _, c := range []struct {
+		sandbox, shown string
+		purposes       []string
+		want           bool
+	}{
+		{"sba", envd, []string{forEnvd}, true},
+		{"sba", traffic, []string{forEnvd}, false},
+		{"sba", traffic, []string{forTraffic, forEnvd}, true},
+		{"sbb", envd, []string{forTraffic, forEnvd}, false},
+		{"sba", "", []string{forTraffic, forEnvd}, false},
+	} {
+		token, ok := s.sandboxToken(c.sandbox, c.shown, c.purposes...)
+		if ok != c.want || ok && (token.Scope != access.Use || token.Sandbox != c.sandbox) {
+			t.Errorf("%s %v: %v %+v", c.sandbox, c.purposes, ok, token)
+		}
+	}
+}
