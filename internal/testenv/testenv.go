@@ -57,6 +57,7 @@ func probes() map[string]probe {
 		"bash":         program("bash", "bash"),
 		"sh":           program("sh", "dash"),
 		"node":         program("node", "nodejs"),
+		"npm":          program("npm", "npm"),
 		"perl":         program("perl", "perl-base"),
 		"agent":        agentMissing,
 		"guest":        guestMissing,
