@@ -10,6 +10,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 )
@@ -50,9 +51,10 @@ type Finding struct {
 type Scanner struct {
 	ask func(Finding) error
 
-	held []byte // not passed yet, but for held[:off], which the last Scan returned
-	off  int
-	pos  int // held[off:pos] has been looked at
+	rest []byte // what is held back, between calls
+	held []byte // rest and what has come, during one
+	off  int    // held[:off] may pass
+	pos  int    // held[off:pos] has been looked at
 	step func(*Scanner) (more bool, err error)
 	err  error
 
@@ -78,20 +80,37 @@ func NewScanner(ask func(Finding) error) *Scanner {
 	return &Scanner{ask: ask, step: (*Scanner).begin}
 }
 
-// Scan takes the next bytes from the client and returns those, of all held so far, that may leave now; they are valid
-// until the next call. After an error, which is ask's or wraps ErrMalformed, nothing may leave any more.
+// Scan takes the next bytes from the client and returns those, of all held so far, that may leave now. They are valid
+// until the next call, and while p is: most of the time they are p. After an error, which is ask's or wraps ErrMalformed,
+// nothing may leave any more.
 func (s *Scanner) Scan(p []byte) (pass []byte, err error) {
 	if s.err != nil {
 		return nil, s.err
 	}
-	if s.step == nil && s.off == len(s.held) {
-		s.held, s.off = nil, 0
+	if s.Passing() && len(s.rest) == 0 {
 		return p, nil
 	}
-	n := copy(s.held, s.held[s.off:])
-	s.pos, s.line = s.pos-s.off, s.line-s.off
-	s.held, s.off = append(s.held[:n], p...), 0
-	return s.advance()
+	own := len(s.rest) > 0
+	s.held = p
+	if own {
+		s.held = append(s.rest, p...)
+	}
+	pass, err = s.advance()
+	s.keep(own)
+	return pass, err
+}
+
+// keep holds back what did not pass, and nothing else: flows that say nothing for long cost no memory. own: held is ours.
+func (s *Scanner) keep(own bool) {
+	switch {
+	case s.err != nil || s.off == len(s.held):
+		s.rest = nil
+	case own && s.off == 0:
+		s.rest = s.held
+	default:
+		s.rest = bytes.Clone(s.held[s.off:])
+	}
+	s.held, s.off, s.pos, s.line = nil, 0, s.pos-s.off, s.line-s.off
 }
 
 func (s *Scanner) advance() ([]byte, error) {
@@ -113,7 +132,6 @@ func (s *Scanner) advance() ([]byte, error) {
 			s.err = malformed("more than %d bytes that do not say which server they are for", MaxHeld)
 		}
 		if s.err != nil {
-			s.held = nil
 			return nil, s.err
 		}
 	}
@@ -129,23 +147,22 @@ func (s *Scanner) End() (pass []byte, err error) {
 	if s.err != nil {
 		return nil, s.err
 	}
-	n := copy(s.held, s.held[s.off:])
-	s.held, s.off, s.pos, s.line = s.held[:n], 0, 0, 0
+	b := s.rest
 	switch {
-	case n == 0:
+	case len(b) == 0:
 		return nil, nil
 	case s.named.Kind == TLS, s.requests > s.tunnels:
 		return nil, nil // the beginning of a record or a request that never comes
-	case s.tunnels > 0 || !couldBeOpaque(s.held):
+	case s.tunnels > 0 || !couldBeOpaque(b):
 		s.err = malformed("it ends before it has said which server it is for")
+	default:
+		s.err = s.found(Finding{Kind: Opaque})
+	}
+	if s.err != nil {
 		return nil, s.err
 	}
-	if s.err = s.found(Finding{Kind: Opaque}); s.err != nil {
-		return nil, s.err
-	}
-	s.early = bytes.Clone(s.held)
-	s.release(n)
-	return s.held, nil
+	s.early, s.rest, s.pos, s.line = b, nil, 0, 0
+	return b, nil
 }
 
 // couldBeOpaque tells whether bytes that begin a flow, and are all there is of it, are the beginning of neither TLS nor HTTP.
@@ -154,7 +171,7 @@ func couldBeOpaque(b []byte) bool {
 }
 
 // Holding tells whether bytes wait for more to come.
-func (s *Scanner) Holding() bool { return s.err == nil && len(s.held) > s.off }
+func (s *Scanner) Holding() bool { return s.err == nil && len(s.rest) > 0 }
 
 // Passing tells whether all that is still to come will pass unseen.
 func (s *Scanner) Passing() bool { return s.err == nil && s.step == nil && s.skip == 0 }
@@ -195,7 +212,7 @@ func (s *Scanner) begin() (more bool, err error) {
 
 // beginLate goes on where End has let something pass: as neither TLS nor HTTP, so it must not become one of them now.
 func (s *Scanner) beginLate(b []byte) (more bool, err error) {
-	s.early = append(s.early, b...)
+	s.early = slices.Concat(s.early, b)
 	is, err := classify(s.early, 0)
 	switch {
 	case err != nil:
