@@ -38,6 +38,7 @@ type Server struct {
 	failures access.Failures
 	replies  replies
 	find     func(sandbox string) (whole string, err error) // in tests; nil: the host knows
+	services services                                       // in tests; nil: the host's
 }
 
 // Handler is the whole API.

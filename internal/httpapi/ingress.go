@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -88,12 +89,36 @@ func ingressOf(r *http.Request) *ingressTo {
 	return to
 }
 
+// services are those of sandboxes.
+type services interface {
+	Dial(ctx context.Context, id string, port int) (net.Conn, error)
+	IsPublic(id string, port int) bool
+}
+
+// hostServices are those of a host's sandboxes.
+type hostServices struct{ *host.Host }
+
+func (h hostServices) Dial(ctx context.Context, id string, port int) (net.Conn, error) {
+	c, err := h.DialPort(ctx, id, port)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (s *Server) of() services {
+	if s.services != nil {
+		return s.services
+	}
+	return hostServices{s.Host}
+}
+
 // forService marks a request for a service, which shows its token in its own way, and lets everybody in where the port is
 // public. Who shows a token is asked all the same: it may be another's.
 func (s *Server) forService(r *http.Request, op operation, byHost bool) (*http.Request, operation) {
 	to := &ingressTo{byHost: byHost}
 	port, err := portNumber(r)
-	if err == nil && s.Host != nil && s.Host.IsPublic(r.PathValue("id"), port) {
+	if err == nil && s.of().IsPublic(r.PathValue("id"), port) {
 		to.public, op.scope = true, access.None
 	}
 	return r.WithContext(context.WithValue(r.Context(), ingressKey{}, to)), op
@@ -240,7 +265,7 @@ func (s *Server) transport(r *http.Request) http.RoundTripper {
 func (s *Server) dialService(ctx, use context.Context, id string, port int) (net.Conn, error) {
 	use, cancel := context.WithCancelCause(use)
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-	c, err := s.Host.DialPort(use, id, port)
+	c, err := s.of().Dial(use, id, port)
 	stop() // The attempt's context ends with the attempt.
 	if err != nil {
 		cancel(nil)
@@ -277,7 +302,7 @@ func rewrite(p *httputil.ProxyRequest, to *ingressTo, id string, port int) {
 		out.Header.Set("X-Forwarded-Prefix", prefixOf(id, port))
 	}
 	out.URL.RawQuery = p.In.URL.RawQuery
-	if access.Shows(out.URL.RawQuery) {
+	if plain, err := url.QueryUnescape(out.URL.RawQuery); err != nil || access.Shows(plain) {
 		out.URL.RawQuery = withoutTokens(p.In.URL.Query())
 	}
 	if remote(p.In).IsValid() {
@@ -303,15 +328,17 @@ func insidePath(escaped string) string {
 
 func prefixOf(id string, port int) string { return fmt.Sprintf("/v1/sandboxes/%s/ports/%d", id, port) }
 
+// withoutTokens is a query without those. What is left of one that cannot be read is what can.
 func withoutTokens(q url.Values) string {
 	for name, values := range q {
-		for _, v := range values {
-			if access.Shows(v) {
-				q.Del(name)
-			}
+		if access.Shows(name) || slices.ContainsFunc(values, access.Shows) {
+			q.Del(name)
 		}
 	}
-	return q.Encode()
+	if text := q.Encode(); !access.Shows(text) {
+		return text
+	}
+	return ""
 }
 
 // withhold takes tokens out of headers.
