@@ -20,6 +20,8 @@ type Networks interface {
 	Watch(ctx context.Context, id string, begun func(), each func(network.Flow) error) error
 	// Totals are the counters of all of them.
 	Totals(ctx context.Context) (map[string]network.Totals, error)
+	// TotalsOf are those of one, if they are known. It does not wait long.
+	TotalsOf(ctx context.Context, id string) (totals network.Totals, ok bool)
 }
 
 // noNetworks is a host without any.
@@ -36,6 +38,10 @@ func (noNetworks) Watch(context.Context, string, func(), func(network.Flow) erro
 }
 
 func (noNetworks) Totals(context.Context) (map[string]network.Totals, error) { return nil, nil }
+
+func (noNetworks) TotalsOf(context.Context, string) (network.Totals, bool) {
+	return network.Totals{}, false
+}
 
 // Flows are the flows of a sandbox that are known: open ones, refused ones, and the last that ended.
 func (h *Host) Flows(ctx context.Context, id string) ([]network.Flow, error) {
@@ -63,7 +69,30 @@ func (h *Host) WatchFlows(ctx context.Context, id string, begun func(), each fun
 
 // networkTotals are what a sandbox's network has come to.
 func (h *Host) networkTotals(ctx context.Context, s *sandbox) network.Totals {
-	return h.carried(s, h.allTotals(ctx)[s.id])
+	h.counting.Lock()
+	defer h.counting.Unlock()
+	now, known := h.allTotals(ctx)[s.id]
+	return h.carried(s, now, known)
+}
+
+// count is how many flows of sandboxes are open, and what all networks have carried, those of sandboxes that ended among them.
+func (h *Host) count(sandboxes []*sandbox) (open int, sum network.Totals) {
+	h.counting.Lock()
+	defer h.counting.Unlock()
+	networks := h.allTotals(h.life)
+	for _, s := range sandboxes {
+		now, known := networks[s.id]
+		open += h.carried(s, now, known).Open
+	}
+	return open, h.carriedSum
+}
+
+// lastTotals notes what a sandbox's network had carried when it ended: nobody can ask for it any more.
+func (h *Host) lastTotals(s *sandbox) {
+	h.counting.Lock()
+	defer h.counting.Unlock()
+	now, known := h.cfg.Networks.TotalsOf(h.life, s.id)
+	h.carried(s, now, known)
 }
 
 // allTotals are what all networks have come to.
@@ -76,31 +105,23 @@ func (h *Host) allTotals(ctx context.Context) map[string]network.Totals {
 }
 
 // carried notes what a sandbox's network has carried so far, and adds what those carried that it had before. It never gets
-// less: of a network that is gone it is what was seen last.
-func (h *Host) carried(s *sandbox, now network.Totals) network.Totals {
+// less: of a network that is gone it is what was seen last. The caller has held counting since before it asked.
+func (h *Host) carried(s *sandbox, now network.Totals, known bool) network.Totals {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := addTotals(s.netSpent, s.net)
+	if !known {
+		return before
+	}
 	if now.Flows < s.net.Flows || now.Sent < s.net.Sent || now.Received < s.net.Received || now.FramesIn < s.net.FramesIn {
 		s.netSpent = before // another network: it was restarted, or the sandbox was suspended
 		s.net = network.Totals{}
 	}
-	if now.FramesIn > 0 || now.Flows > 0 {
-		s.net = now
-	}
+	s.net = now
 	sum := addTotals(s.netSpent, s.net)
-	h.carriedMu.Lock()
 	h.carriedSum = addTotals(h.carriedSum, subTotals(sum, before))
-	h.carriedMu.Unlock()
 	sum.Open = now.Open
 	return sum
-}
-
-// carriedByAll is what all sandboxes' networks have carried.
-func (h *Host) carriedByAll() network.Totals {
-	h.carriedMu.Lock()
-	defer h.carriedMu.Unlock()
-	return h.carriedSum
 }
 
 // addTotals adds the counters.

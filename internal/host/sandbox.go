@@ -369,6 +369,7 @@ func (h *Host) free(s *sandbox) error {
 	machine, hot, dir, group := s.machine, s.hot, s.dir, s.cgroup
 	s.mu.Unlock()
 	err := errors.Join(machine.Close(), group.Remove())
+	h.lastTotals(s)
 	h.cfg.Networks.Detach(s.id)
 	h.hot.release(hot)
 	return errors.Join(err, s.removeDir(dir))

@@ -43,12 +43,15 @@ func (h *Host) Usages(labels map[string]string) []Usage {
 	h.mu.Lock()
 	all := slices.Collect(maps.Values(h.sandboxes))
 	h.mu.Unlock()
+	h.counting.Lock()
+	defer h.counting.Unlock()
 	networks := h.allTotals(h.life)
 	list := make([]Usage, 0, len(all))
 	for _, s := range all {
 		if hasLabels(s.labels, labels) {
 			u := s.usage(memory.Glance)
-			u.Network = h.carried(s, networks[s.id])
+			now, known := networks[s.id]
+			u.Network = h.carried(s, now, known)
 			list = append(list, u)
 		}
 	}
@@ -169,11 +172,7 @@ func (h *Host) Figures() Figures {
 	f.Forking = h.forking
 	h.mu.Unlock()
 	f.Hot, f.HotReserved = h.hot.figures()
-	networks := h.allTotals(h.life)
-	for _, s := range all {
-		f.NetworkOpen += h.carried(s, networks[s.id]).Open
-	}
-	f.Network = h.carriedByAll()
+	f.NetworkOpen, f.Network = h.count(all)
 	for _, s := range all {
 		v := s.view()
 		f.Sandboxes[v.State]++
