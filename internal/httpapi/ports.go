@@ -142,12 +142,12 @@ func (s *Server) followPorts(r *http.Request, id string, out *events) error {
 }
 
 func (s *Server) setPort(w http.ResponseWriter, r *http.Request) error {
-	port, err := portNumber(r)
-	if err != nil {
-		return err
-	}
 	var req api.PortChange
 	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	port, err := portNumber(r)
+	if err != nil {
 		return err
 	}
 	if err := s.Host.SetPublic(r.PathValue("id"), port, req.Public); err != nil {
