@@ -68,8 +68,8 @@ type Spec struct {
 	MemoryBytes int64
 	Disk        Disk
 	Boot        *Boot // nil for Restore
-	// Link is the machine's end of its network: a connected datagram socket that carries one Ethernet frame a datagram. The
-	// caller closes it. Nil: a link with nobody at its other end.
+	// Link is the machine's end of its network: a connected unix socket of type SOCK_SEQPACKET that carries one Ethernet frame a
+	// message. The caller closes it. Nil: a link with nobody at its other end.
 	Link *os.File
 	// Peer is the other end of Link. The machine's process only keeps it: should all others who have it die, the machine's next
 	// daemon finds it there (Adopted.Peer). The caller closes it. Nil: nobody finds it.

@@ -58,7 +58,7 @@ func FuzzFrames(f *testing.F) {
 	add(frame4("203.0.114.1", 17, ports(1, 7), func(ip []byte) { ip[6] = 0x20 }), frame4("203.0.114.1", 17, make([]byte, 40), func(ip []byte) { ip[7] = 3 }))
 	add(arp("192.0.0.2", "192.0.0.1", nil), frame4("192.0.0.1", 1, []byte{8, 0, 0, 0, 0, 1, 0, 1, 1}, nil))
 	add(frame4("255.255.255.255", 17, append(ports(68, 67)[:8], make([]byte, 260)...), func(ip []byte) { copy(ip[12:16], []byte{0, 0, 0, 0}) }))
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -38,7 +38,7 @@ type run struct {
 const maxAsking = 64
 
 // Run moves frames between the link and the stack until ctx ends (nil) or the link's other end is gone (ErrLinkGone). It
-// always reads; what cannot be taken is dropped. link is a connected AF_UNIX datagram socket; it stays the caller's, who
+// always reads; what cannot be taken is dropped. link is a connected AF_UNIX SOCK_SEQPACKET; it stays the caller's, who
 // may keep it for another Run of another Network. When Run returns, all that it started has ended. It is called once.
 func (n *Network) Run(ctx context.Context, link *os.File) error {
 	own, err := own(link)
@@ -116,6 +116,8 @@ func (r *run) read() error {
 			return err
 		case readErr != nil:
 			return readErr
+		case size == 0:
+			return unix.EPIPE // nobody is at the other end, and never will be
 		}
 		r.flows.framesIn.Add(1)
 		if !r.open.Load() {

@@ -133,7 +133,7 @@ func peerOf(pid int) *os.File {
 		kind, kindErr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_TYPE)
 		domain, domainErr = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DOMAIN)
 	})
-	if errors.Join(err, kindErr, domainErr) != nil || kind != unix.SOCK_DGRAM || domain != unix.AF_UNIX {
+	if errors.Join(err, kindErr, domainErr) != nil || kind != unix.SOCK_SEQPACKET || domain != unix.AF_UNIX {
 		_ = f.Close()
 		return nil
 	}

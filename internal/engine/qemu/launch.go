@@ -205,7 +205,7 @@ func launchFiles(dir, ram, link, peer *os.File) (_ *launchSet, err error) {
 
 // deadLink is a link whose other end is closed: what is sent on it is refused, and nothing comes from it.
 func deadLink() (*os.File, error) {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("make a link: %w", err)
 	}

@@ -125,10 +125,11 @@ func (h *held) attach(id string) *request {
 	return &request{Op: opAttach, ID: id, Policy: &policy, Spent: h.spent, Open: h.open}
 }
 
-// pair makes a link. Its ends are blocking as they begin, so that no use of these files changes what their other owners make
+// pair makes a link. From a datagram socket its owners could send to any other of the host's; this kind knows its peer alone.
+// Its ends are blocking as they begin, so that no use of these files changes what their other owners make
 // of them.
 func pair() (ours, machine *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make a link: %w", err)
 	}

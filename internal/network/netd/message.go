@@ -193,5 +193,5 @@ func duplicate(f *os.File) (*os.File, error) {
 func isLink(f *os.File) bool {
 	domain, err1 := unix.GetsockoptInt(descriptor(f), unix.SOL_SOCKET, unix.SO_DOMAIN)
 	kind, err2 := unix.GetsockoptInt(descriptor(f), unix.SOL_SOCKET, unix.SO_TYPE)
-	return err1 == nil && err2 == nil && domain == unix.AF_UNIX && kind == unix.SOCK_DGRAM
+	return err1 == nil && err2 == nil && domain == unix.AF_UNIX && kind == unix.SOCK_SEQPACKET
 }

@@ -19,8 +19,8 @@ import (
 const (
 	// lonely is how long a Server without links waits for a daemon before it ends.
 	lonely = 20 * time.Second
-	// probeEvery is how often it looks, while there is no daemon to tell it, whether the machines of its links are there.
-	probeEvery = 20 * time.Second
+	// lookEvery is how often it looks whether it is needed, and drops, while there is no daemon, links whose machines have ended.
+	lookEvery = 20 * time.Second
 	// untold is how many flows may wait for a daemon that is slow to read; those beyond it are not told.
 	untold = 4096
 )
@@ -133,7 +133,7 @@ func (s *Server) leave(se *session) {
 
 // look ends links whose machines are gone while no daemon says so, and the process when nobody needs it.
 func (s *Server) look(ctx context.Context) {
-	tick := time.NewTicker(probeEvery)
+	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -159,20 +159,11 @@ func (s *Server) look(ctx context.Context) {
 			continue
 		}
 		for _, l := range all {
-			if gone(l.file) {
+			if isClosed(l.done) {
 				s.detach(l.id, l)
 			}
 		}
 	}
-}
-
-// nobodysFrame is to a station that no guest is, so that a machine's network device drops it.
-var nobodysFrame = append([]byte{0x02, 0x66, 0x6b, 0x64, 0xff, 0xff, 0x02, 0x66, 0x6b, 0x64, 0, 1, 0x88, 0xb5}, make([]byte, 46)...)
-
-// gone says whether nobody is at the other end of a link: for a datagram socket only sending tells.
-func gone(f *os.File) bool {
-	err := unix.Sendto(descriptor(f), nobodysFrame, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, nil)
-	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.EPIPE)
 }
 
 func (s *Server) attach(ctx context.Context, req *request, file *os.File) error {
