@@ -54,7 +54,7 @@ func (a *App) events() *cobra.Command {
 	cmd.Flags().StringArrayVar(&opts.Snapshots, "snapshot", nil, "only those of this snapshot and of sandboxes forked from it (repeatable)")
 	a.completeTagFlag(cmd, "snapshot")
 	completeFlag(cmd, "sandbox", a.completeSandboxes(0))
-	completeWords(cmd, "type", "sandbox", "snapshot", "build", "daemon", "sandbox.failed", "sandbox.ended", "snapshot.ready", "snapshot.failed")
+	completeWords(cmd, "type", "sandbox", "snapshot", "build", "daemon", "sandbox.failed", "sandbox.ended", "sandbox.port_opened", "snapshot.ready", "snapshot.failed")
 	return cmd
 }
 
