@@ -91,12 +91,13 @@ func pypi(all map[string]http.Handler) error {
 		{name: info + "METADATA", text: []byte("Metadata-Version: 2.1\nName: forkd-standin\nVersion: 1.0.0\n")},
 		{name: info + "WHEEL", text: []byte("Wheel-Version: 1.0\nGenerator: forkd\nRoot-Is-Purelib: true\nTag: py3-none-any\n")},
 	}
-	record := ""
+	var record bytes.Buffer
 	for _, f := range contents {
 		sum := sha256.Sum256(f.text)
-		record += fmt.Sprintf("%s,sha256=%s,%d\n", f.name, base64.RawURLEncoding.EncodeToString(sum[:]), len(f.text))
+		fmt.Fprintf(&record, "%s,sha256=%s,%d\n", f.name, base64.RawURLEncoding.EncodeToString(sum[:]), len(f.text))
 	}
-	contents = append(contents, file{name: info + "RECORD", text: []byte(record + info + "RECORD,,\n")})
+	record.WriteString(info + "RECORD,,\n")
+	contents = append(contents, file{name: info + "RECORD", text: record.Bytes()})
 	wheel, err := zipped(contents)
 	if err != nil {
 		return err
@@ -142,7 +143,9 @@ func debian(all map[string]http.Handler) error {
 		return err
 	}
 	data, err := tarGz([]file{
-		{name: "./", mode: 0o755}, {name: "./usr/", mode: 0o755}, {name: "./usr/bin/", mode: 0o755},
+		{name: "./", mode: 0o755},
+		{name: "./usr/", mode: 0o755},
+		{name: "./usr/bin/", mode: 0o755},
 		{name: "./usr/bin/forkd-standin", mode: 0o755, text: []byte("#!/bin/sh\necho '" + Says + "'\n")},
 	})
 	if err != nil {
@@ -154,8 +157,8 @@ func debian(all map[string]http.Handler) error {
 		"Filename: %s\nSize: %d\nMD5sum: %x\nSHA256: %x\nDescription: says where it comes from\n\n",
 		pool, len(deb), md5.Sum(deb), sha256.Sum256(deb))) //nolint:gosec // As the format has it.
 	site := files{"/debian/" + pool: deb}
-	release := "Origin: Debian\nLabel: Debian\nSuite: standin\nCodename: standin\nDate: Tue, 14 Nov 2023 22:13:20 UTC\nArchitectures: all amd64 arm64\n" +
-		"Components: main\nSHA256:\n"
+	release := bytes.NewBufferString("Origin: Debian\nLabel: Debian\nSuite: standin\nCodename: standin\nDate: Tue, 14 Nov 2023 22:13:20 UTC\nArchitectures: all amd64 arm64\n" +
+		"Components: main\nSHA256:\n")
 	for _, arch := range []string{"all", "amd64", "arm64"} {
 		path := "main/binary-" + arch + "/Packages"
 		list := packages
@@ -163,9 +166,9 @@ func debian(all map[string]http.Handler) error {
 			list = nil
 		}
 		site["/debian/dists/standin/"+path] = list
-		release += fmt.Sprintf(" %x %d %s\n", sha256.Sum256(list), len(list), path)
+		fmt.Fprintf(release, " %x %d %s\n", sha256.Sum256(list), len(list), path)
 	}
-	site["/debian/dists/standin/Release"] = []byte(release)
+	site["/debian/dists/standin/Release"] = release.Bytes()
 	all["deb.debian.org"] = site
 	return nil
 }

@@ -12,8 +12,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
-	"io"
-	"log"
+	"log/slog"
 	"maps"
 	"math/big"
 	"net"
@@ -56,7 +55,7 @@ func Start() (*World, error) {
 		return nil, err
 	}
 	w.CA = ca
-	quiet := log.New(io.Discard, "", 0)
+	quiet := slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)
 	w.plain = httptest.NewUnstartedServer(http.HandlerFunc(w.serve))
 	w.plain.Config.ErrorLog = quiet
 	w.plain.Start()

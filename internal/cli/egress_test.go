@@ -22,8 +22,10 @@ func TestEgressCommandLine(t *testing.T) {
 		{"egress sb1 show", "GET" + path, ""},
 		{"egress sb1 allow b.org *.c.org:443", "PATCH" + path, `{"allow":["b.org","*.c.org:443"]}`},
 		{"egress sb1 deny b.org", "PATCH" + path, `{"deny":["b.org"]}`},
-		{"egress sb1 set packages --allow a.org --deny b.org --budget 2MiB", "PUT" + path,
-			`{"preset":"packages","allow":["a.org"],"deny":["b.org"],"budget_bytes":2097152}`},
+		{
+			"egress sb1 set packages --allow a.org --deny b.org --budget 2MiB", "PUT" + path,
+			`{"preset":"packages","allow":["a.org"],"deny":["b.org"],"budget_bytes":2097152}`,
+		},
 		{"egress sb1 set none", "PUT" + path, `{"preset":"none"}`},
 	} {
 		d := &canned{replies: map[string]any{tt.request: state}}

@@ -55,7 +55,7 @@ func TestNetworkFaults(t *testing.T) {
 		"network:\n  allow: [a.org, a.org]":         "given twice, first in line 3",
 		"network:\n  budget: 5":                     "x:3: budget \"5\": write a whole number with a unit",
 		"network:\n  domains: [a.org]":              "x:3: key \"domains\" is not known",
-		"network:\n  build:\n    build: none":       "x:4: key \"build\" is not known",
+		"network: {build: {build: none}}":           "x:2: key \"build\" is not known",
 		"network:\n  build: some":                   "x:3: network \"some\"",
 		"network: {preset: [a]}":                    "single value",
 		"network: &a none":                          "anchors",
