@@ -294,15 +294,24 @@ func (c *Client) Totals(ctx context.Context) (map[string]network.Totals, error) 
 	if err != nil {
 		return all, err
 	}
-	now := map[string]network.Totals{}
-	err = conn.ask(ctx, &request{Op: opTotals}, func(r *reply, _ []*os.File) { maps.Copy(now, r.Totals) })
+	now, err := c.look(ctx, conn)
 	if err != nil {
 		return all, err
+	}
+	return now, nil
+}
+
+// look asks the process for all counters, and notes them.
+func (c *Client) look(ctx context.Context, conn *conn) (map[string]network.Totals, error) {
+	now := map[string]network.Totals{}
+	err := conn.ask(ctx, &request{Op: opTotals}, func(r *reply, _ []*os.File) { maps.Copy(now, r.Totals) })
+	if err != nil {
+		return nil, err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for id, t := range now {
-		if h := c.links[id]; h != nil {
+		if h := c.links[id]; h != nil && c.conn == conn {
 			h.last = t
 		}
 	}

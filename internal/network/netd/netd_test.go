@@ -356,6 +356,32 @@ func TestKilled(t *testing.T) {
 	}
 }
 
+// TestBudgetOutlives: what was seen to be spent is not given again by a restart.
+func TestBudgetOutlives(t *testing.T) {
+	h := newHome(t)
+	c := h.daemon()
+	c.pingEvery = 20 * time.Millisecond
+	defer end(t, c)
+	p := allow(t, theWorld)
+	p.BudgetBytes = 50
+	g, _ := attach(t, c, "sb1", p)
+	if err := c.Open(t.Context(), "sb1"); err != nil {
+		t.Fatal(err)
+	}
+	works(t, g) // 17 bytes in each direction
+	await(t, "the counters to be noted", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.links["sb1"].last.Received > 0
+	})
+	h.signal(unix.SIGKILL)
+	await(t, "another process", func() bool { return len(h.restarts()) == 1 })
+	totals, err := c.Totals(t.Context())
+	if got := totals["sb1"].BudgetLeft; err != nil || got < 1 || got > 16 {
+		t.Errorf("%d bytes of the budget are left, error %v", got, err)
+	}
+}
+
 // TestDaemonGone: flows go on while there is no daemon, and with the next one, which ends links that are no machine's of its own.
 func TestDaemonGone(t *testing.T) {
 	h := newHome(t)
@@ -523,6 +549,7 @@ func TestDoesNotStart(t *testing.T) {
 		t.Errorf("a sandbox that may reach nothing: %v", err)
 	}
 	attach(t, c, "sb1", allow(t, theWorld))
+	await(t, "the failure", func() bool { return c.State().Error != nil })
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	if err := c.Open(ctx, "sb1"); err == nil || !strings.Contains(err.Error(), "loopback") {

@@ -109,6 +109,7 @@ func (c *Client) enter(conn *conn, reason string) {
 	ids := c.ids()
 	for _, id := range ids {
 		if h := c.links[id]; conn.fresh || !conn.has[id] {
+			h.spent, h.last = h.spent+h.last.Sent+h.last.Received, network.Totals{}
 			conn.tell(h.attach(id), h.file)
 		} else { // What it was told of it may be older than what is to be.
 			policy := h.policy.Clone()
@@ -160,7 +161,8 @@ func (c *Client) watch(p *proc.Process, conn *conn) error {
 		case <-tick.C:
 		}
 		ctx, cancel := context.WithTimeoutCause(c.life, c.pingLimit, errHangs)
-		err := conn.do(ctx, &request{Op: opHello})
+		// What is noted now counts against budgets in the process after this one.
+		_, err := c.look(ctx, conn)
 		cancel()
 		if errors.Is(err, errHangs) {
 			return err
