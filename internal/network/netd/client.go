@@ -69,6 +69,7 @@ type Client struct {
 	work sync.WaitGroup
 
 	pingEvery, pingLimit time.Duration
+	protocol             int // of processes that it understands
 
 	mu       sync.Mutex
 	links    map[string]*held
@@ -78,13 +79,14 @@ type Client struct {
 	watchers map[string]map[*watcher]bool
 	tended   bool // somebody looks after a process
 	left     bool
+	last     bool // … and nothing is there for a later daemon
 }
 
 // New makes a Client that has started nothing.
 func New(ctx context.Context, cfg Config) *Client {
 	c := &Client{
 		cfg: cfg, links: map[string]*held{}, changed: make(chan struct{}),
-		watchers: map[string]map[*watcher]bool{}, pingEvery: pingEvery, pingLimit: pingLimit,
+		watchers: map[string]map[*watcher]bool{}, pingEvery: pingEvery, pingLimit: pingLimit, protocol: protocol,
 	}
 	c.life, c.die = context.WithCancel(context.WithoutCancel(ctx))
 	return c

@@ -494,6 +494,53 @@ func TestStopped(t *testing.T) {
 	works(t, g)
 }
 
+// TestStoppedAtTheEnd: a process that does not hear that it is to end is ended.
+func TestStoppedAtTheEnd(t *testing.T) {
+	h := newHome(t)
+	c := h.daemon()
+	attach(t, c, "sb1", egress.Policy{})
+	if _, err := c.Totals(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pid := h.pid()
+	h.signal(unix.SIGSTOP)
+	c.Detach("sb1")
+	leave(t, c)
+	if err := unix.Kill(pid, 0); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("it is still there: %v", err)
+	}
+}
+
+// TestAnotherForkds: of a process that speaks another protocol only the links are taken.
+func TestAnotherForkds(t *testing.T) {
+	h := newHome(t)
+	first := h.daemon()
+	g, _ := attach(t, first, "sb1", allow(t, theWorld))
+	if err := first.Open(t.Context(), "sb1"); err != nil {
+		t.Fatal(err)
+	}
+	works(t, g)
+	pid := h.pid()
+	leave(t, first)
+	second := h.daemon()
+	defer end(t, second)
+	second.protocol = protocol + 1
+	dead := make(chan struct{})
+	go func() { // Whose child it is.
+		defer close(dead)
+		reap(t, pid)
+	}()
+	lost, err := second.Adopt(t.Context(), map[string]network.Attached{"sb1": {Policy: allow(t, theWorld)}})
+	<-dead
+	if err != nil || !slices.Equal(lost, []string{"sb1"}) {
+		t.Fatalf("lost %v, error %v", lost, err)
+	}
+	works(t, g)
+	if h.pid() == pid {
+		t.Error("it is still the one")
+	}
+}
+
 // TestConfined: nothing is left to the process but what it does.
 func TestConfined(t *testing.T) {
 	h := newHome(t)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -44,9 +45,8 @@ func (c *Client) tend(p *proc.Process, first *conn) {
 		c.enter(first, reason)
 		err := c.watch(p, first)
 		c.leaveConn(first)
-		if c.life.Err() != nil { // Leave decides what becomes of it.
-			p.Detach()
-			p.Release()
+		if c.leaving() {
+			c.give(p)
 			return
 		}
 		if killErr := p.Kill(); killErr != nil {
@@ -62,6 +62,32 @@ func (c *Client) tend(p *proc.Process, first *conn) {
 		if c.rest() || !c.wait(&pause) {
 			return
 		}
+	}
+}
+
+// leaving says whether this daemon has no more to do with the process.
+func (c *Client) leaving() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.left
+}
+
+// give leaves the process to a later daemon, or ends it if there is nothing that one would find.
+func (c *Client) give(p *proc.Process) {
+	defer p.Release()
+	c.mu.Lock()
+	last := c.last
+	c.mu.Unlock()
+	if !last {
+		p.Detach()
+		return
+	}
+	select {
+	case <-p.Done():
+	case <-time.After(graceLimit):
+	}
+	if err := p.Kill(); err != nil {
+		c.cfg.Log.Error("end the process of the sandboxes' networks", "error", err)
 	}
 }
 
@@ -374,6 +400,13 @@ func (c *Client) dial(ctx context.Context, p *proc.Process) (*conn, error) {
 // Adopt goes on with the links of an earlier daemon's machines and ends all others; lost are those whose flows are gone.
 func (c *Client) Adopt(ctx context.Context, machines map[string]network.Attached) (lost []string, err error) {
 	p, conn, have := c.found(ctx)
+	old := conn != nil && conn.protocol != c.protocol
+	if old { // What another forkd says is only understood as far as its links.
+		conn.end()
+		err = p.Kill()
+		p.Release()
+		p, conn = nil, nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for id, m := range machines {
@@ -397,19 +430,15 @@ func (c *Client) Adopt(ctx context.Context, machines map[string]network.Attached
 			conn.tell(&request{Op: opDetach, ID: id})
 		}
 	}
-	if conn != nil && conn.protocol != protocol { // What another forkd says is only understood as far as its links.
-		conn.end()
-		err = p.Kill()
-		p.Release()
-		p, conn = nil, nil
-		lost = c.ids()
+	if old {
+		lost = slices.AppendSeq(lost, maps.Keys(c.links))
 	}
 	if p != nil || len(c.links) > 0 {
 		c.tended = true
 		c.work.Go(func() { c.tend(p, conn) })
 	}
 	slices.Sort(lost)
-	return lost, err
+	return slices.Compact(lost), err
 }
 
 // found is the process that an earlier daemon left, if it answers, and copies of its links. One that does not is ended.
@@ -467,22 +496,22 @@ func (c *Client) Leave(ctx context.Context) error {
 		c.mu.Unlock()
 		return nil
 	}
-	c.left = true
-	last := len(c.links) == 0
-	conn := c.conn
+	c.left, c.last = true, len(c.links) == 0
+	last, conn := c.last, c.conn
 	for _, h := range c.links {
 		_ = h.file.Close()
 	}
 	clear(c.links)
 	c.mu.Unlock()
-	var err error
 	if last && conn != nil {
-		err = conn.finish(ctx)
+		if err := conn.finish(ctx); err != nil {
+			c.cfg.Log.Warn("tell the process of the sandboxes' networks to end", "error", err)
+		}
 	}
 	c.die()
 	c.work.Wait()
-	if !last || err != nil {
-		return err
+	if !last {
+		return nil
 	}
 	return errors.Join(ignoreMissing(os.Remove(c.cfg.Socket)), ignoreMissing(os.Remove(c.cfg.Record)))
 }
