@@ -335,8 +335,8 @@ func (f *forkd) clean() {
 	// What is dropped in the background is gone a moment later.
 	await(f.t, 10*time.Second, "the machines' files to go", func() bool {
 		left = slices.DeleteFunc(leftovers(f.home), func(s string) bool {
-			// The daemon that runs has its socket, a process of networks, and a place for the machines' groups.
-			return s == "forkd.sock" || strings.HasPrefix(s, "process of networks") || strings.HasPrefix(s, "hot/") || strings.HasPrefix(filepath.Base(s), "forkd-")
+			// The daemon that runs has its socket, and a place for the machines' groups.
+			return s == "forkd.sock" || strings.HasPrefix(s, "hot/") || strings.HasPrefix(filepath.Base(s), "forkd-")
 		})
 		return len(left) == 0
 	})

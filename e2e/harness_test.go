@@ -101,6 +101,8 @@ func leftovers(home string) []string {
 	}
 	if _, err := os.Lstat(filepath.Join(home, "forkd.sock")); err == nil {
 		left = append(left, "forkd.sock")
+	} else if pid := networkOf(home); pid != 0 {
+		left = append(left, fmt.Sprintf("process of networks %d", pid))
 	}
 	left = append(left, groupsOf(home)...)
 	if pid := networkOf(home); pid != 0 {

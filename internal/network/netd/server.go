@@ -18,9 +18,9 @@ import (
 
 const (
 	// lonely is how long a Server without links waits for a daemon before it ends.
-	lonely = 20 * time.Second
+	lonely = 5 * time.Second
 	// lookEvery is how often it looks whether it is needed, and drops, while there is no daemon, links whose machines have ended.
-	lookEvery = 20 * time.Second
+	lookEvery = 5 * time.Second
 	// untold is how many flows may wait for a daemon that is slow to read; those beyond it are not told.
 	untold = 4096
 )
