@@ -232,6 +232,7 @@ func checkEgressAccounts(t *testing.T, f *forkd, out *outside, id string) {
 
 // TestEgressScopes: less is for who manages, more for who administers.
 func TestEgressScopes(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := copied(t)
 	r, manage := serveTCP(f)
 	r.find()
@@ -259,6 +260,7 @@ func TestEgressScopes(t *testing.T) {
 
 // TestBuildNetwork: a build's commands reach what its recipe says, and its sandboxes what that says of them.
 func TestBuildNetwork(t *testing.T) {
+	testenv.OncePerRun(t)
 	out := newOutside(t)
 	f := copied(t, out.env())
 	build := func(network, tag string) result {
