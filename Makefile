@@ -94,12 +94,16 @@ lint: setup-build $(LINT) ## go vet, the other architecture, golangci-lint, form
 	GOARCH=arm64 $(GO) build ./...
 	PATH="$$($(GO) env GOROOT)/bin:$$PATH" $(LINT) run --allow-parallel-runners ./...
 	PATH="$$($(GO) env GOROOT)/bin:$$PATH" $(LINT) fmt --diff
-	$(MAKE) lint-drivers
+	$(MAKE) lint-drivers lint-sdk
 
 .PHONY: lint-drivers
 lint-drivers: ## the drivers of contexts, with ruff and node where they are installed
 	@if command -v ruff >/dev/null; then ruff check internal/agent/contexts && ruff format --check internal/agent/contexts; else echo "no ruff: Python's driver is not checked"; fi
 	@if command -v node >/dev/null; then node --check internal/agent/contexts/driver.js; else echo "no node: JavaScript's driver is not checked"; fi
+
+.PHONY: lint-sdk
+lint-sdk: ## the SDKs, with ruff, mypy, tsc and eslint, where scripts/sdk could install them
+	@scripts/sdk lint
 
 .PHONY: fmt
 fmt: setup-build $(LINT) ## format every Go file in place

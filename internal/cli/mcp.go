@@ -70,7 +70,7 @@ func (a *App) serveMCP(ctx context.Context, address string) error {
 		return fmt.Errorf("listen on %s: %w", address, err)
 	}
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: headerTimeout, BaseContext: func(net.Listener) context.Context { return ctx }}
-	stop := context.AfterFunc(ctx, func() { //nolint:contextcheck // It is over: that is why.
+	stop := context.AfterFunc(ctx, func() {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()
 		if server.Shutdown(end) != nil {

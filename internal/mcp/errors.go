@@ -59,7 +59,7 @@ func advice(e *api.Error) string {
 	case api.CodeDenied, api.CodeUnauthorized:
 		return "this server's token does not allow it: tell the user"
 	case api.CodeInvalid, api.CodeKeyReused, api.CodeMethod, api.CodeUnacceptable, api.CodeThrottled, api.CodeUnsupported,
-		api.CodeUnavailable, api.CodeCorrupt, api.CodeInternal:
+		api.CodeUnavailable, api.CodeCorrupt, api.CodeInternal, api.CodeBadGateway:
 	}
 	if strings.Contains(e.Hint, "forkd ") {
 		return "" // It is for the command line.

@@ -24,6 +24,26 @@ type bounds struct {
 	IdleSeconds float64           `json:"idle_seconds,omitempty" jsonschema:"so long without a call"`
 	IdleAction  string            `json:"idle_action,omitempty" jsonschema:"then: suspend (default), pause or kill"`
 	AutoResume  bool              `json:"auto_resume,omitempty" jsonschema:"a call resumes or wakes them first"`
+	Egress      *egress           `json:"egress,omitempty" jsonschema:"what they may reach outside; the snapshot's if not given, which is mostly nothing"`
+}
+
+// egress is what a sandbox may reach.
+type egress struct {
+	Preset string   `json:"preset,omitempty" jsonschema:"none, dns-only, packages (what package managers need) or open"`
+	Allow  []string `json:"allow,omitempty" jsonschema:"rules beyond the preset: DOMAIN, *.DOMAIN, ADDRESS/BITS, each with :PORT if wanted"`
+	Deny   []string `json:"deny,omitempty" jsonschema:"rules that go before all others"`
+}
+
+func (e *egress) api() *api.Egress {
+	if e == nil {
+		return nil
+	}
+	return &api.Egress{Preset: e.Preset, Allow: e.Allow, Deny: e.Deny}
+}
+
+type setEgressIn struct {
+	SandboxID string `json:"sandbox_id"`
+	egress
 }
 
 func (b bounds) api() api.Bounds {
@@ -117,6 +137,16 @@ func (s *server) sandboxTools(m *mcp.Server) {
 			text, err := c.Logs(ctx, in.SandboxID)
 			return map[string]string{"text": strings.ToValidUTF8(string(text), "\uFFFD")}, err
 		})
+	tool(s, m, "get_egress", "What a sandbox may reach outside, and what it has sent and received.", reads,
+		func(ctx context.Context, c *call, in sandboxIn) (any, error) { return c.Egress(ctx, in.SandboxID) })
+	tool(s, m, "set_egress", "Say what a sandbox may reach outside from now on.", destroys, func(ctx context.Context, c *call, in setEgressIn) (any, error) {
+		return c.SetEgress(ctx, in.SandboxID, *in.egress.api())
+	})
+	tool(s, m, "list_ports", "TCP ports that something in a sandbox listens on, and where the daemon serves them.", reads,
+		func(ctx context.Context, c *call, in sandboxIn) (any, error) {
+			list, err := c.Ports(ctx, in.SandboxID)
+			return map[string]any{"ports": list}, err
+		})
 	tool(s, m, "tree", "Images, snapshots and sandboxes as a family tree: what stands on what, and what each adds.", reads,
 		func(ctx context.Context, c *call, _ struct{}) (any, error) { return c.Tree(ctx) })
 }
@@ -128,8 +158,8 @@ func spawn(ctx context.Context, c *call, in spawnIn) (any, error) {
 	}
 	c.progress(ctx, 0, float64(n), "forking %d of %s", n, in.SnapshotTag)
 	made, err := c.Fork(ctx, api.ForkRequest{
-		SnapshotTag: in.SnapshotTag, N: in.N, Labels: in.Labels, Env: in.Env, TTLSeconds: in.TTLSeconds, Bounds: in.api(),
-		PerChildNetns: in.PerChildNetns, MemoryLimitMiB: in.MemoryLimitMiB, Prewarm: in.Prewarm, LiveFork: in.LiveFork,
+		SnapshotTag: in.SnapshotTag, N: in.N, Labels: in.Labels, Env: in.Env, TTLSeconds: in.TTLSeconds, Bounds: in.bounds.api(),
+		Egress: in.Egress.api(), PerChildNetns: in.PerChildNetns, MemoryLimitMiB: in.MemoryLimitMiB, Prewarm: in.Prewarm, LiveFork: in.LiveFork,
 	})
 	if err != nil {
 		return nil, err
@@ -142,7 +172,7 @@ func fork(ctx context.Context, c *call, in forkIn) (any, error) {
 	n, wait := max(in.N, 1), false
 	c.progress(ctx, 0, float64(n), "copying %s", in.SandboxID)
 	v, err := c.Branch(ctx, in.SandboxID, api.BranchRequest{
-		Tag: in.Tag, Wait: &wait, N: n, Labels: in.Labels, Env: in.Env, TTLSeconds: in.TTLSeconds, Bounds: in.api(),
+		Tag: in.Tag, Wait: &wait, N: n, Labels: in.Labels, Env: in.Env, TTLSeconds: in.TTLSeconds, Bounds: in.bounds.api(), Egress: in.Egress.api(),
 	})
 	if err != nil {
 		return nil, err

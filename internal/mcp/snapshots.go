@@ -59,13 +59,12 @@ func (s *server) snapshotTools(m *mcp.Server) {
 		}
 		return api.RemoveReply{Removed: []string{in.Tag}}, c.RemoveSnapshot(ctx, in.Tag)
 	})
-	tool(s, m, "create_snapshot", "Refused: snapshots are built from recipes by the user, with forkd build. To keep a sandbox's state use branch_sandbox.",
-		adds, func(context.Context, *call, createSnapshotIn) (any, error) {
-			return nil, &api.Error{
-				Code: api.CodeUnsupported, Status: 501, Message: "snapshots are not made of a kernel and a root file system here",
-				Hint: "branch_sandbox keeps a sandbox's state; the user can build others from recipes",
-			}
+	tool(s, m, "create_snapshot", "Boot a copy of a root file system that is in a file on the daemon's host, and keep the machine as a snapshot: for "+
+		"administrators. To keep a sandbox's state use branch_sandbox.", adds, func(ctx context.Context, c *call, in createSnapshotIn) (any, error) {
+		return c.CreateSnapshot(ctx, api.CreateSnapshotRequest{
+			Tag: in.Tag, Kernel: in.Kernel, Rootfs: in.Rootfs, RW: in.RW, Tap: in.Tap, BootWaitSecs: in.BootWaitSecs,
 		})
+	})
 }
 
 // progressEvery is how often a branch that is being written is looked at for somebody who wants to know.

@@ -295,8 +295,15 @@ func show(e *api.EvalEvent) shown {
 		name string
 		has  bool
 	}{
-		{"html", r.HTML != ""}, {"svg", r.SVG != ""}, {"png", r.PNG != ""}, {"jpeg", r.JPEG != ""}, {"pdf", r.PDF != ""},
-		{"latex", r.LaTeX != ""}, {"javascript", r.JavaScript != ""}, {"data", r.Data != nil}, {"chart", r.Chart != nil},
+		{"html", r.HTML != ""},
+		{"svg", r.SVG != ""},
+		{"png", r.PNG != ""},
+		{"jpeg", r.JPEG != ""},
+		{"pdf", r.PDF != ""},
+		{"latex", r.LaTeX != ""},
+		{"javascript", r.JavaScript != ""},
+		{"data", r.Data != nil},
+		{"chart", r.Chart != nil},
 	} {
 		if f.has {
 			out.Formats = append(out.Formats, f.name)

@@ -68,6 +68,8 @@ func probes() map[string]probe {
 		"kvm":          kvmMissing,
 		"keyring":      keyringMissing,
 		"python-image": pythonImageMissing,
+		"sdk-node":     sdkMissing("node"),
+		"sdk-python":   sdkMissing("python"),
 	}
 }
 
@@ -291,6 +293,11 @@ func binaryMissing() error {
 		return err
 	}
 	return built(filepath.Join("bin", "forkd"), "make build")
+}
+
+// sdkMissing asks for what an SDK is checked, built and tested with.
+func sdkMissing(which string) probe {
+	return func() error { return built(filepath.Join(".tools", "sdk", which, ".ready"), "scripts/sdk setup") }
 }
 
 func built(path, how string) error {

@@ -92,6 +92,8 @@ export class TimeoutError extends APIError {}
 export class NoCapacityError extends APIError {}
 /** A disk, memory or a limit inside the sandbox is used up. */
 export class ExhaustedError extends APIError {}
+/** A service in the sandbox does not listen, or gives no answer that could be passed on. */
+export class BadGatewayError extends APIError {}
 
 /** The class of every code. */
 export const errors: Readonly<Record<string, new (status: number, body: unknown, url?: string) => APIError>> = {
@@ -114,6 +116,7 @@ export const errors: Readonly<Record<string, new (status: number, body: unknown,
   timeout: TimeoutError,
   no_capacity: NoCapacityError,
   exhausted: ExhaustedError,
+  bad_gateway: BadGatewayError,
 };
 
 /** The error for a reply that is no success. */

@@ -23,6 +23,7 @@ export {
   type ImageInfo,
   type Model,
   type Output,
+  type PortInfo,
   type ProcessInfo,
   type Result,
   type SandboxInfo,

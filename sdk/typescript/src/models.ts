@@ -153,6 +153,21 @@ export interface FileEvent extends Model {
   entry?: FileInfo;
 }
 
+/** A TCP port of a sandbox that something listens on, or that is public. */
+export interface PortInfo extends Model {
+  port: number;
+  /** that a service listens on; absent: nobody does */
+  address?: string;
+  pid?: number;
+  process?: string;
+  /** reached without a token */
+  public: boolean;
+  /** below which the daemon serves it */
+  path: string;
+  /** as which the daemon serves it, where it has a domain */
+  host?: string;
+}
+
 /** A stateful interpreter. */
 export interface ContextInfo extends Model {
   id: string;

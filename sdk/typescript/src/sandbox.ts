@@ -1,9 +1,9 @@
 import { type Client, defaultClient } from "./client.js";
 import { Commands } from "./commands.js";
 import { Contexts, type RunCodeOptions } from "./contexts.js";
-import { ConnectionLostError, NotFoundError, refusal } from "./errors.js";
+import { ConnectionLostError, ForkdError, NotFoundError, refusal } from "./errors.js";
 import { Files } from "./files.js";
-import { type Execution, type ImageInfo, load, type SandboxInfo, type SnapshotInfo, type Token } from "./models.js";
+import { type Execution, type ImageInfo, load, type PortInfo, type SandboxInfo, type SnapshotInfo, type Token } from "./models.js";
 import { tar } from "./tar.js";
 import { clean, segment } from "./transport.js";
 
@@ -24,6 +24,20 @@ export interface ForkOptions {
   autoResume?: boolean;
   /** docs/api.md: Limits */
   limits?: Record<string, unknown>;
+  /** what it may reach: a preset (none, packages, …), or more than that */
+  egress?: string | Egress;
+}
+
+/** What a sandbox may reach (docs/api.md: Egress). */
+export interface Egress {
+  preset?: string;
+  allow?: string[];
+  deny?: string[];
+  budgetBytes?: number;
+}
+
+function policy(e: Egress): Raw {
+  return clean({ preset: e.preset, allow: e.allow, deny: e.deny, budget_bytes: e.budgetBytes });
 }
 
 export interface CreateOptions extends ForkOptions {
@@ -43,6 +57,7 @@ function wishes(o: ForkOptions): Raw {
     idle_action: o.onIdle,
     auto_resume: o.autoResume,
     limits: o.limits,
+    egress: typeof o.egress === "string" ? { preset: o.egress } : o.egress && policy(o.egress),
   });
 }
 
@@ -209,6 +224,45 @@ export class Sandbox {
   /** What it costs its host (docs/api.md: Usage). */
   usage(): Promise<Raw> {
     return this.client.transport.request("GET", `${this.#base}/usage`);
+  }
+
+  /** What it may reach, and what it has sent and received (docs/api.md: EgressState). */
+  egress(): Promise<Raw> {
+    return this.client.transport.request("GET", `${this.#base}/egress`);
+  }
+
+  /** Says what it may reach from now on; flows that it may not have any more are cut. */
+  setEgress(egress: string | Egress): Promise<Raw> {
+    const json = typeof egress === "string" ? { preset: egress } : policy(egress);
+    return this.client.transport.request("PUT", `${this.#base}/egress`, { json });
+  }
+
+  /** What it said to whom outside, and what was refused (docs/api.md: Flow); with `follow` as it happens. */
+  async *flows(options: { follow?: boolean; since?: number; signal?: AbortSignal } = {}): AsyncGenerator<Raw, void> {
+    const params = { follow: String(options.follow ?? false), since: options.since };
+    yield* this.client.transport.lines("GET", `${this.#base}/flows`, { params, signal: options.signal });
+  }
+
+  /** TCP ports that something in it listens on, and those that are public. */
+  async ports(): Promise<PortInfo[]> {
+    const reply = await this.client.transport.request<{ ports: Raw[] }>("GET", `${this.#base}/ports`);
+    return reply.ports.map((p) => load<PortInfo>(p));
+  }
+
+  /** Says who may connect to a port: everybody who reaches the daemon, or who has a token (which holds at first). */
+  async setPort(port: number, options: { public: boolean }): Promise<void> {
+    await this.client.transport.request("PUT", `${this.#base}/ports/${port}`, { json: { public: options.public } });
+  }
+
+  /**
+   * Where the daemon serves a port of its over HTTP (WebSockets, too), to who shows a token unless it is public. Throws
+   * {@link ForkdError} for a daemon that serves no TCP.
+   */
+  async portUrl(port: number, path = "/"): Promise<string> {
+    const { socket, url } = this.client.transport.target;
+    const base = socket ? ((await this.client.version()).address ?? "") : url;
+    if (!base) throw new ForkdError("the daemon serves no TCP; start it with --bind");
+    return `${base}${this.#base}/ports/${port}/${path.replace(/^\/+/, "")}`;
   }
 
   /** A token that opens this sandbox and nothing else, and ends with it. */

@@ -172,6 +172,12 @@ class ExhaustedError(APIError):
     code = "exhausted"
 
 
+class BadGatewayError(APIError):
+    """A service in the sandbox does not listen, or gives no answer that could be passed on."""
+
+    code = "bad_gateway"
+
+
 #: The class of every code.
 ERRORS: dict[str, type[APIError]] = {
     c.code: c
@@ -195,6 +201,7 @@ ERRORS: dict[str, type[APIError]] = {
         TimeoutError,
         NoCapacityError,
         ExhaustedError,
+        BadGatewayError,
     )
 }
 

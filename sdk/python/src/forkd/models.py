@@ -230,6 +230,19 @@ class FileEvent(Model):
 
 
 @dataclass
+class PortInfo(Model):
+    """A TCP port of a sandbox that something listens on, or that is public."""
+
+    port: int = 0
+    address: str = ""  #: that a service listens on; empty: nobody does
+    pid: int = 0
+    process: str = ""
+    public: bool = False  #: reached without a token
+    path: str = ""  #: below which the daemon serves it
+    host: str = ""  #: as which the daemon serves it, where it has a domain
+
+
+@dataclass
 class ContextInfo(Model):
     """A stateful interpreter."""
 

@@ -45,7 +45,7 @@ class Commands:
         :class:`WrongStateError` in a paused or suspended sandbox.
 
         >>> sandbox.commands.run("echo hello; exit 3")
-        CommandResult(stdout='hello\\n', stderr='', exit_code=3, error='exit status 3', timed_out=False)
+        CommandResult(stdout='hello\\n', stderr='', exit_code=3, error='', timed_out=False)
         """
         body = clean(
             args=argv(cmd), timeout_secs=timeout, env=dict(env or {}), cwd=cwd, user=user, stdin=stdin, tag=tag

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
 from .._text import clean, segment
-from ..models import Execution, ImageInfo, Result, SandboxInfo, SnapshotInfo, Token
+from ..errors import ForkdError
+from ..models import Execution, ImageInfo, PortInfo, Result, SandboxInfo, SnapshotInfo, Token
 from .client import Client, default
 from .commands import Commands
 from .contexts import Contexts
@@ -27,6 +28,7 @@ def _bounds(
     on_idle: str | None,
     auto_resume: bool | None,
     limits: Mapping[str, Any] | None,
+    egress: str | Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     return clean(
         labels=dict(labels or {}),
@@ -37,6 +39,7 @@ def _bounds(
         idle_action=on_idle,
         auto_resume=auto_resume,
         limits=dict(limits or {}),
+        egress={"preset": egress} if isinstance(egress, str) else egress,
     )
 
 
@@ -84,6 +87,7 @@ class Sandbox:
         on_idle: str | None = None,
         auto_resume: bool | None = None,
         limits: Mapping[str, Any] | None = None,
+        egress: str | Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
         client: Client | None = None,
         **more: Any,
@@ -92,8 +96,10 @@ class Sandbox:
 
         ``ttl`` is its time to live in seconds (none: until it is killed), ``on_ttl`` what happens then: ``kill``,
         ``pause`` or ``suspend``. ``idle`` and ``on_idle`` are the same for the time without a call into it; with
-        ``auto_resume`` a call resumes or wakes it first. ``limits`` are those of docs/api.md, ``more`` other fields of
-        that request. Raises :class:`NotFoundError` for a snapshot that is not there, :class:`NoCapacityError`.
+        ``auto_resume`` a call resumes or wakes it first. ``egress`` is what it may reach: a preset (``none``,
+        ``packages``, …) or an object with ``preset``, ``allow``, ``deny``, ``budget_bytes``. ``limits`` are those of
+        docs/api.md, ``more`` other fields of that request. Raises :class:`NotFoundError` for a snapshot that is not there,
+        :class:`NoCapacityError`.
 
         >>> sandbox = Sandbox.create("python-numpy", ttl=600)
         """
@@ -108,6 +114,7 @@ class Sandbox:
             on_idle=on_idle,
             auto_resume=auto_resume,
             limits=limits,
+            egress=egress,
             idempotency_key=idempotency_key,
             client=client,
             **more,
@@ -128,6 +135,7 @@ class Sandbox:
         on_idle: str | None = None,
         auto_resume: bool | None = None,
         limits: Mapping[str, Any] | None = None,
+        egress: str | Mapping[str, Any] | None = None,
         idempotency_key: str | None = None,
         client: Client | None = None,
         **more: Any,
@@ -135,7 +143,7 @@ class Sandbox:
         """Forks ``n`` sandboxes at once, all or none. Options are those of :meth:`create`."""
         client = client or default()
         body = {"snapshot_tag": snapshot, "n": n, **more}
-        body |= _bounds(labels, env, ttl, on_ttl, idle, on_idle, auto_resume, limits)
+        body |= _bounds(labels, env, ttl, on_ttl, idle, on_idle, auto_resume, limits, egress)
         made = client.transport.request("POST", "/v1/sandboxes", json=body, once=idempotency_key or True)
         return [cls._of(client, SandboxInfo.load(s)) for s in made]
 
@@ -226,13 +234,14 @@ class Sandbox:
         on_idle: str | None = None,
         auto_resume: bool | None = None,
         limits: Mapping[str, Any] | None = None,
+        egress: str | Mapping[str, Any] | None = None,
     ) -> builtins.list[Sandbox]:
         """Branches it and forks ``n`` children of that instant, in one call; it runs on.
 
         The snapshot in between has the children's ``info.snapshot_tag`` and stays until it is removed.
         """
         body = clean(tag=tag, mode=mode, wait=False, n=n)
-        body |= _bounds(labels, env, ttl, on_ttl, idle, on_idle, auto_resume, limits)
+        body |= _bounds(labels, env, ttl, on_ttl, idle, on_idle, auto_resume, limits, egress)
         reply = self.client.transport.request("POST", f"{self._base}/branch", json=body, once=True)
         return _born(self.client, reply["children"])
 
@@ -288,6 +297,51 @@ class Sandbox:
         """What it costs its host (docs/api.md: Usage)."""
         reply: dict[str, Any] = self.client.transport.request("GET", f"{self._base}/usage")
         return reply
+
+    def egress(self) -> dict[str, Any]:
+        """What it may reach, and what it has sent and received (docs/api.md: EgressState)."""
+        reply: dict[str, Any] = self.client.transport.request("GET", f"{self._base}/egress")
+        return reply
+
+    def set_egress(
+        self,
+        preset: str | None = None,
+        *,
+        allow: Sequence[str] = (),
+        deny: Sequence[str] = (),
+        budget_bytes: int | None = None,
+    ) -> dict[str, Any]:
+        """Says what it may reach from now on; flows that it may not have any more are cut."""
+        body = clean(preset=preset, allow=list(allow) or None, deny=list(deny) or None, budget_bytes=budget_bytes)
+        reply: dict[str, Any] = self.client.transport.request("PUT", f"{self._base}/egress", json=body)
+        return reply
+
+    def flows(self, *, follow: bool = False, since: int | None = None) -> Iterator[dict[str, Any]]:
+        """What it said to whom outside, and what was refused (docs/api.md: Flow); with ``follow`` as it happens."""
+        params = clean(follow="true" if follow else "false", since=since)
+        for flow in self.client.transport.lines("GET", f"{self._base}/flows", params=params):
+            yield flow
+
+    def ports(self) -> builtins.list[PortInfo]:
+        """TCP ports that something in it listens on, and those that are public."""
+        reply = self.client.transport.request("GET", f"{self._base}/ports")
+        return [PortInfo.load(p) for p in reply["ports"]]
+
+    def set_port(self, port: int, *, public: bool) -> None:
+        """Says who may connect to a port: everybody who reaches the daemon, or who has a token (which holds at first)."""
+        self.client.transport.request("PUT", f"{self._base}/ports/{port}", json={"public": public})
+
+    def port_url(self, port: int, path: str = "/") -> str:
+        """Where the daemon serves a port of its over HTTP (WebSockets, too), to who shows a token unless it is public.
+
+        Raises :class:`ForkdError` for a daemon that serves no TCP.
+        """
+        url = self.client.transport.target.url
+        if self.client.transport.target.socket:
+            url = (self.client.version()).address
+        if not url:
+            raise ForkdError("the daemon serves no TCP; start it with --bind")
+        return f"{url}{self._base}/ports/{port}/{path.lstrip('/')}"
 
     def create_token(self, name: str = "", *, scope: str = "use", ttl: float | None = None) -> Token:
         """A token that opens this sandbox and nothing else, and ends with it."""
@@ -369,6 +423,7 @@ class Snapshot:
         on_idle: str | None = None,
         auto_resume: bool | None = None,
         limits: Mapping[str, Any] | None = None,
+        egress: str | Mapping[str, Any] | None = None,
         **more: Any,
     ) -> builtins.list[Sandbox]:
         """Forks ``n`` sandboxes. Options are those of :meth:`Sandbox.create`."""
@@ -383,6 +438,7 @@ class Snapshot:
             on_idle=on_idle,
             auto_resume=auto_resume,
             limits=limits,
+            egress=egress,
             client=self.client,
             **more,
         )
