@@ -23,7 +23,7 @@ import (
 // shelf is a service that keeps what it is given: PUT a body, GET it again.
 const shelf = `
 import http.server, socket
-kept = b""
+held = b""
 class Shelf(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def say(self, b):
@@ -32,11 +32,11 @@ class Shelf(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b)
     def do_PUT(self):
-        global kept
-        kept = self.rfile.read(int(self.headers["Content-Length"]))
-        self.say(b"%d\n" % len(kept))
+        global held
+        held = self.rfile.read(int(self.headers["Content-Length"]))
+        self.say(b"%d\n" % len(held))
     def do_GET(self):
-        self.say(kept if self.path == "/kept" else f"{self.headers['Host']} {self.path}\n".encode())
+        self.say(held if self.path == "/kept" else f"{self.headers['Host']} {self.path}\n".encode())
     def log_message(self, *a): pass
 class Server(http.server.ThreadingHTTPServer): address_family = socket.AF_INET6
 Server(("::1", 8080), Shelf).serve_forever()
@@ -98,7 +98,7 @@ func TestIngress(t *testing.T) {
 		}
 		return resp.StatusCode, string(got)
 	}
-	daemon := f.http(t)
+	daemon, direct := f.http(t), &http.Client{}
 	base := "http://daemon/v1/sandboxes/" + id + "/ports/8080"
 	put(base+"/", daemon)
 	if _, got := get(base+"/kept", "", daemon); sha256.Sum256([]byte(got)) != sha256.Sum256(body) {
@@ -119,8 +119,8 @@ func TestIngress(t *testing.T) {
 	line := forwarded.until(t, " → "+id+":8080")
 	address, _, _ := strings.Cut(line, " ")
 	none, _, _ := strings.Cut(forwarded.until(t, " → "+id+":81"), " ")
-	put("http://"+address+"/", http.DefaultClient)
-	if _, got := get("http://"+address+"/kept", "", http.DefaultClient); got != string(body) {
+	put("http://"+address+"/", direct)
+	if _, got := get("http://"+address+"/kept", "", direct); got != string(body) {
 		t.Errorf("%d bytes came back of %d", len(got), len(body))
 	}
 	if c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", none); err != nil {

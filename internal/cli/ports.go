@@ -39,17 +39,17 @@ func (a *App) ports() *cobra.Command {
 				return a.changePorts(ctx, id, args[1], args[2:], follow)
 			}
 			return a.withDaemon(ctx, func(c *client.Client) error {
-				print := func(list []api.Port) error {
+				tell := func(list []api.Port) error {
 					return a.show(list, func(w io.Writer) error { return printPorts(w, list) })
 				}
 				if follow {
-					return unlessDone(ctx, c.FollowPorts(ctx, id, print))
+					return unlessDone(ctx, c.FollowPorts(ctx, id, tell))
 				}
 				list, err := c.Ports(ctx, id)
 				if err != nil {
 					return err
 				}
-				return print(list)
+				return tell(list)
 			})
 		},
 	}

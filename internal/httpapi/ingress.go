@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -207,7 +207,7 @@ func (s *Server) passOn(w http.ResponseWriter, r *http.Request) error {
 		Rewrite:       func(p *httputil.ProxyRequest) { rewrite(p, to, id, port) },
 		Transport:     s.transport(r),
 		FlushInterval: -1,
-		ErrorLog:      log.New(discard{}, "", 0),
+		ErrorLog:      slog.NewLogLogger(s.Log.Handler(), slog.LevelDebug),
 		ErrorHandler:  func(_ http.ResponseWriter, _ *http.Request, err error) { failed = err },
 		ModifyResponse: func(resp *http.Response) error {
 			w.Header().Del("X-Request-Id") // the service's own, if it has any
@@ -357,11 +357,8 @@ func withhold(h http.Header) {
 		}
 	}
 	for name, values := range h {
-		for _, v := range values {
-			if access.Shows(v) {
-				h.Del(name)
-				break
-			}
+		if slices.ContainsFunc(values, access.Shows) {
+			h.Del(name)
 		}
 	}
 }
@@ -426,7 +423,3 @@ func (p *patient) Write(b []byte) (int, error) {
 
 // Unwrap lets http.ResponseController reach hijacking and flushing.
 func (p *patient) Unwrap() http.ResponseWriter { return p.ResponseWriter }
-
-type discard struct{}
-
-func (discard) Write(p []byte) (int, error) { return len(p), nil }

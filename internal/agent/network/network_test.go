@@ -19,8 +19,12 @@ import (
 // The two sides of a link cannot share their constants, and must not differ.
 func TestSameLink(t *testing.T) {
 	for _, p := range [][2]string{
-		{guestMAC, link.GuestMAC}, {gatewayMAC, link.GatewayMAC}, {guest4, link.Guest4}, {guest6, link.Guest6},
-		{gateway4, link.Gateway4}, {gateway6, link.Gateway6},
+		{guestMAC, link.GuestMAC},
+		{gatewayMAC, link.GatewayMAC},
+		{guest4, link.Guest4},
+		{guest6, link.Guest6},
+		{gateway4, link.Gateway4},
+		{gateway6, link.Gateway6},
 	} {
 		if p[0] != p[1] {
 			t.Errorf("the guest has %s, the host %s", p[0], p[1])

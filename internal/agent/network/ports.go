@@ -69,7 +69,7 @@ func (v *Service) ports(ctx context.Context, s *wire.Stream, req *wire.PortsRequ
 			return nil
 		}
 		if err := wait(ctx, changed); err != nil {
-			return nil // the caller has left
+			return nil //nolint:nilerr // the caller has left
 		}
 	}
 }
