@@ -55,12 +55,12 @@ func callFilter(spacesByClone, dials bool) []unix.SockFilter {
 	when := func(compare uint16, with uint32, n uint8) {
 		p = append(p, unix.SockFilter{Code: unix.BPF_JMP | compare | unix.BPF_K, K: with, Jf: n})
 	}
-	unless := func(compare uint16, with uint32, n uint8) {
-		p = append(p, unix.SockFilter{Code: unix.BPF_JMP | compare | unix.BPF_K, K: with, Jt: n})
+	unless := func(equals uint32, n uint8) {
+		p = append(p, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: equals, Jt: n})
 	}
 	// The numbers below are of this machine's calls; the kernel offers those of others, too.
 	load(dataMachine)
-	unless(unix.BPF_JEQ, machine, 1)
+	unless(machine, 1)
 	end(unix.SECCOMP_RET_KILL_PROCESS)
 	load(dataNumber)
 	when(unix.BPF_JGE, foreignCalls, 1)
@@ -68,9 +68,9 @@ func callFilter(spacesByClone, dials bool) []unix.SockFilter {
 	if dials {
 		when(unix.BPF_JEQ, unix.SYS_SOCKET, 6)
 		load(dataArgument)
-		unless(unix.BPF_JEQ, unix.AF_INET, 3)
-		unless(unix.BPF_JEQ, unix.AF_INET6, 2)
-		unless(unix.BPF_JEQ, unix.AF_NETLINK, 1)
+		unless(unix.AF_INET, 3)
+		unless(unix.AF_INET6, 2)
+		unless(unix.AF_NETLINK, 1)
 		end(fails | uint32(unix.EAFNOSUPPORT))
 		end(allow)
 	}

@@ -98,7 +98,7 @@ func (h *home) daemon() *Client {
 	}
 	return New(h.t.Context(), Config{
 		Socket: filepath.Join(h.dir, "sock"), Record: filepath.Join(h.dir, "record"), First: ids[0], Last: ids[1], Stage: h.stage(),
-		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Log: slog.New(slog.DiscardHandler),
 		Restarted: func(ids []string, reason string) {
 			h.mu.Lock()
 			defer h.mu.Unlock()

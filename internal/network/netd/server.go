@@ -64,21 +64,7 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 		<-s.over
 		_ = l.Close()
 	})
-	var failed error
-	for failed == nil {
-		conn, err := l.AcceptUnix()
-		if err != nil {
-			failed = err
-			break
-		}
-		if !trusted(conn) {
-			_ = conn.Close()
-			continue
-		}
-		se := &session{s: s, socket: &socket{conn: conn}, ready: make(chan struct{}, 1), closed: make(chan struct{})}
-		s.supersede(se)
-		s.work.Go(func() { se.serve(ctx) })
-	}
+	failed := s.accept(ctx, l)
 	ended := isClosed(s.over)
 	s.end()
 	cancel()
@@ -89,6 +75,22 @@ func (s *Server) Serve(ctx context.Context, l *net.UnixListener) error {
 		return nil
 	}
 	return fmt.Errorf("take the daemon's connection: %w", failed)
+}
+
+func (s *Server) accept(ctx context.Context, l *net.UnixListener) error {
+	for {
+		conn, err := l.AcceptUnix()
+		if err != nil {
+			return err
+		}
+		if !trusted(conn) {
+			_ = conn.Close()
+			continue
+		}
+		se := &session{s: s, socket: &socket{conn: conn}, ready: make(chan struct{}, 1), closed: make(chan struct{})}
+		s.supersede(se)
+		s.work.Go(func() { se.serve(ctx) })
+	}
 }
 
 func (s *Server) end() { s.once.Do(func() { close(s.over) }) }

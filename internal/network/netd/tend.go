@@ -435,7 +435,7 @@ func (c *Client) Adopt(ctx context.Context, machines map[string]network.Attached
 	}
 	if p != nil || len(c.links) > 0 {
 		c.tended = true
-		c.work.Go(func() { c.tend(p, conn) })
+		c.work.Go(func() { c.tend(p, conn) }) //nolint:contextcheck // What it starts lives until Leave.
 	}
 	slices.Sort(lost)
 	return slices.Compact(lost), err
