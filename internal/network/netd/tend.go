@@ -267,6 +267,11 @@ func (c *Client) start(ctx context.Context, l net.Listener) (*proc.Process, erro
 		}
 		files, args = append(files, staged...), append(args, "--outer")
 	}
+	return c.run(ctx, args, files)
+}
+
+// run starts this program with nothing but what the process needs.
+func (c *Client) run(ctx context.Context, args []string, files []*os.File) (*proc.Process, error) {
 	path, name := self()
 	cmd := &proc.Command{
 		Path: path, Name: name, Args: args, Files: files,
@@ -278,6 +283,7 @@ func (c *Client) start(ctx context.Context, l net.Listener) (*proc.Process, erro
 	if os.Geteuid() != 0 || c.cfg.Last == 0 {
 		return proc.Start(ctx, cmd)
 	}
+	var err error
 	if cmd.Bare.ID, err = freeID(c.cfg.First, c.cfg.Last); err != nil {
 		return nil, err
 	}
