@@ -37,9 +37,9 @@ type client struct {
 func clients() []client {
 	return []client{
 		{"Python", "python", []string{"e2b==2.63.0", "e2b-code-interpreter==2.11.5"}, false},
-		{"Python, older", "python", []string{"e2b==2.45.1", "e2b-code-interpreter==2.8.1"}, true},
+		{"Python, older", "python", []string{"e2b==2.55.1", "e2b-code-interpreter==2.10.5"}, true},
 		{"JavaScript", "node", []string{"e2b@2.51.0", "@e2b/code-interpreter@2.8.0"}, false},
-		{"JavaScript, older", "node", []string{"e2b@2.45.0", "@e2b/code-interpreter@2.6.1"}, true},
+		{"JavaScript, older", "node", []string{"e2b@2.50.0", "@e2b/code-interpreter@2.8.0"}, true},
 	}
 }
 

@@ -275,7 +275,7 @@ func (s *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 		return &api.Error{Code: api.CodeWrongState, Message: fmt.Sprintf("build %s has begun already", j.id)}
 	}
 	httpapi.NoteCreated(r, "snapshot", j.tag)
-	s.builds.wait.Go(func() { //nolint:contextcheck // It outlives the request that began it.
+	s.builds.wait.Go(func() {
 		err := s.build(s.Life, j, &spec, text)
 		j.mu.Lock()
 		defer j.mu.Unlock()
@@ -418,11 +418,11 @@ func (t *templateStep) line(user, dir *string) (string, error) {
 		if len(t.Args) == 0 || len(t.Args)%2 != 0 {
 			return "", invalid("ENV has %d arguments; give names and values", len(t.Args))
 		}
-		line := "ENV"
+		line := []string{"ENV"}
 		for i := 0; i < len(t.Args); i += 2 {
-			line += " " + t.Args[i] + "=" + quoted(t.Args[i+1])
+			line = append(line, t.Args[i]+"="+quoted(t.Args[i+1]))
 		}
-		return line, nil
+		return strings.Join(line, " "), nil
 	case "WORKDIR":
 		if *dir = arg(0); !path.IsAbs(*dir) {
 			return "", invalid("WORKDIR %.80q is not absolute", *dir)

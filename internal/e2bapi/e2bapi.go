@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/host"
 	"forkd.dev/forkd/internal/httpapi"
@@ -53,9 +54,16 @@ func New(c Config) *Server { return &Server{Config: c} }
 func (s *Server) Handler(native http.Handler) http.Handler {
 	control := s.control()
 	planes := map[int]*http.ServeMux{envdPort: s.envd(), interpreterPort: s.interpreter()}
+	services := s.services()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if to, ok := s.target(r); ok {
-			s.toSandbox(w, r, to, planes[to.port], native)
+			s.toSandbox(w, r, to, planes[to.port], func(w http.ResponseWriter, r *http.Request) {
+				if to.byHost && !showsOurs(r) {
+					native.ServeHTTP(w, r)
+					return
+				}
+				services.ServeHTTP(w, r)
+			})
 			return
 		}
 		if _, pattern := control.Handler(r); pattern != "" {
@@ -114,24 +122,42 @@ func hostTarget(name string) (target, bool) {
 
 // toSandbox serves a request for a sandbox. One that is not there, or stands still, is no reason to ask who wants to know:
 // clients take 502 for "not running".
-func (s *Server) toSandbox(w http.ResponseWriter, r *http.Request, to target, plane *http.ServeMux, native http.Handler) {
-	switch {
-	case plane == nil && to.byHost:
-		native.ServeHTTP(w, r) // a server in the guest
-		return
-	case !s.exists(to.id):
+func (s *Server) toSandbox(w http.ResponseWriter, r *http.Request, to target, plane *http.ServeMux, service http.HandlerFunc) {
+	if !s.exists(to.id) {
 		writeEdge(w, &edgeError{sandbox: to.id})
-		return
-	case plane == nil:
-		writeEdge(w, &edgeError{sandbox: to.id, port: to.port})
 		return
 	}
 	r = r.WithContext(context.WithValue(r.Context(), targetKey{}, to))
+	if plane == nil {
+		service(w, r) // whatever listens in the guest
+		return
+	}
 	if _, pattern := plane.Handler(r); pattern == "" {
 		replyJSON(w, http.StatusNotFound, plainError{Code: http.StatusNotFound, Message: "no such route in envd: " + r.Method + " " + r.URL.Path})
 		return
 	}
 	plane.ServeHTTP(w, r)
+}
+
+// showsOurs reports whether a request shows a token that only E2B's clients do.
+func showsOurs(r *http.Request) bool {
+	return r.Header.Get(trafficHeader) != "" || r.Header.Get("X-Access-Token") != ""
+}
+
+const trafficHeader = "E2B-Traffic-Access-Token"
+
+// services are what listens in guests. The sandbox's tokens open them, and are not theirs to know.
+func (s *Server) services() http.Handler {
+	return s.API.Service(httpapi.Operation{
+		Shown: shownToPort, Known: s.portToken, Sandbox: targetID,
+		Fail: func(w http.ResponseWriter, err error, id string) {
+			if t := httpapi.ToAPI(err); t.Code == api.CodeBadGateway {
+				err = &api.Error{Code: t.Code, Message: "The sandbox is running but port is not open: " + t.Message, Hint: t.Hint}
+			}
+			failPlain(w, err, id)
+		},
+	}, func(r *http.Request) (string, int) { return targetOf(r).id, targetOf(r).port },
+		[]string{trafficHeader, "X-Access-Token", "X-API-KEY", "E2b-Sandbox-Id", "E2b-Sandbox-Port"})
 }
 
 // exists reports whether a sandbox has exactly that id.

@@ -215,9 +215,11 @@ func TestPolicy(t *testing.T) {
 	}{
 		{"nothing said", nil, nil, "packages [] []"},
 		{"no internet", &no, nil, "none [] []"},
-		{"internet", &yes, nil, "open [] []"},
-		{"some allowed", nil, &network{AllowOut: []string{"1.1.1.1", "*.example.com", "2001:db8::/32"}, DenyOut: []string{"0.0.0.0/0"}},
-			"none [1.1.1.1 *.example.com [2001:db8::]/32] []"},
+		{"internet, as older clients always say", &yes, nil, "packages [] []"},
+		{
+			"some allowed", nil, &network{AllowOut: []string{"1.1.1.1", "*.example.com", "2001:db8::/32"}, DenyOut: []string{"0.0.0.0/0"}},
+			"none [1.1.1.1 *.example.com [2001:db8::]/32] []",
+		},
 		{"some denied", nil, &network{DenyOut: []string{"10.0.0.0/8"}}, "packages [] [10.0.0.0/8]"},
 	} {
 		p, _, err := s.policy(c.internet, c.network)
@@ -285,8 +287,13 @@ func TestDockerfile(t *testing.T) {
 		t.Errorf("line 2 is of step %q", got)
 	}
 	for _, bad := range []templateStep{
-		{Type: "RUM"}, {Type: "ENV", Args: []string{"A"}}, {Type: "ENV", Args: []string{"A", "x\ny"}}, {Type: "WORKDIR", Args: []string{"rel"}},
-		{Type: "USER", Args: []string{"a b"}}, {Type: "COPY", Args: []string{"a", "b"}, Hash: "../x"}, {Type: "COPY", Args: []string{"a"}, Hash: hash},
+		{Type: "RUM"},
+		{Type: "ENV", Args: []string{"A"}},
+		{Type: "ENV", Args: []string{"A", "x\ny"}},
+		{Type: "WORKDIR", Args: []string{"rel"}},
+		{Type: "USER", Args: []string{"a b"}},
+		{Type: "COPY", Args: []string{"a", "b"}, Hash: "../x"},
+		{Type: "COPY", Args: []string{"a"}, Hash: hash},
 	} {
 		if _, err := s.dockerfileOf(&templateJob{}, &templateSpec{FromImage: "x", Steps: []templateStep{bad}}); err == nil {
 			t.Errorf("%+v is taken", bad)

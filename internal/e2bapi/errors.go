@@ -127,7 +127,7 @@ func connectCode(code api.Code) string {
 		return wire.CodePrecondition
 	case api.CodeUnsupported, api.CodeMethod, api.CodeUnacceptable:
 		return wire.CodeUnimplemented
-	case api.CodeUnavailable:
+	case api.CodeUnavailable, api.CodeBadGateway:
 		return wire.CodeUnavailable
 	case api.CodeTimeout:
 		return wire.CodeDeadline

@@ -34,7 +34,7 @@ func (s *Server) interpreter() *http.ServeMux {
 
 // shownToPort is what opens a sandbox's ports.
 func shownToPort(r *http.Request) (string, bool) {
-	if token := r.Header.Get("E2B-Traffic-Access-Token"); token != "" {
+	if token := r.Header.Get(trafficHeader); token != "" {
 		return token, true
 	}
 	return shownToEnvd(r)

@@ -41,16 +41,15 @@ func (n *network) check() error {
 	return nil
 }
 
-// policy is what a sandbox may reach whose client says this of the network. Nothing said is the daemon's own setting. As on
-// E2B denying everything leaves what is allowed by name; of other rules the one that denies goes first here.
+// policy is what a sandbox may reach whose client says this of the network. Nothing said is the daemon's own setting, and so is
+// that it may reach the internet: older clients say that always. As on E2B denying everything leaves what is allowed by name; of
+// other rules the one that denies goes first here.
 func (s *Server) policy(internet *bool, n *network) (p egress.Policy, said bool, err error) {
 	p.Preset = s.Egress
-	said = internet != nil || n != nil && len(n.AllowOut)+len(n.DenyOut) > 0
-	if internet != nil {
-		p.Preset = egress.Open
-		if !*internet {
-			p.Preset = egress.None
-		}
+	denied := internet != nil && !*internet
+	said = denied || n != nil && len(n.AllowOut)+len(n.DenyOut) > 0
+	if denied {
+		p.Preset = egress.None
 	}
 	if n == nil {
 		return p, said, nil

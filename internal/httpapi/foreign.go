@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"strconv"
 	"time"
 
 	"forkd.dev/forkd/api"
@@ -37,6 +38,25 @@ func (s *Server) Serve(foreign Operation) http.Handler {
 	op := operation{pattern: foreign.Name, scope: foreign.Scope, handle: foreign.Handle}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.serve(w, r.WithContext(context.WithValue(r.Context(), foreignKey{}, &foreign)), op)
+	})
+}
+
+// Service serves requests for services in sandboxes as this API does, under another protocol's tokens; where says which sandbox
+// and port. Headers that only the protocol is to see are withheld from the service.
+func (s *Server) Service(foreign Operation, where func(r *http.Request) (id string, port int), withheld []string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		id, port := where(r)
+		r = r.WithContext(context.WithValue(r.Context(), foreignKey{}, &foreign))
+		r.SetPathValue("id", id)
+		r.SetPathValue("port", strconv.Itoa(port))
+		op := operation{pattern: ingressPattern, scope: access.Use, handle: func(w http.ResponseWriter, r *http.Request) error {
+			for _, name := range withheld {
+				r.Header.Del(name)
+			}
+			return s.ingress(w, r)
+		}}
+		r, op = s.forService(r, op, true)
+		s.serve(w, r, op)
 	})
 }
 
@@ -101,11 +121,11 @@ var _ FileGuest = (*guest.Conn)(nil)
 
 // shownBy is what a request shows as a token, and whether it shows any.
 func shownBy(r *http.Request) (string, bool) {
-	if ingressOf(r) != nil {
-		return serviceToken(r)
-	}
 	if f := foreignOf(r); f != nil {
 		return f.Shown(r)
+	}
+	if ingressOf(r) != nil {
+		return serviceToken(r)
 	}
 	return bearer(r)
 }

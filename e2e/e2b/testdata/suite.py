@@ -275,6 +275,27 @@ def by_host_name(sb):
         assert want.encode() in got, got
 
 
+@check("Ports of sandboxes: by header and by host name, with the traffic token")
+def ports(sb):
+    sb.files.write("/tmp/www/index.html", "served")
+    h = sb.commands.run("exec python3 -m http.server 8123 --directory /tmp/www", background=True, timeout=0)
+    token = {"E2B-Traffic-Access-Token": sb.traffic_access_token}
+    headers = {"E2b-Sandbox-Id": sb.sandbox_id, "E2b-Sandbox-Port": "8123"}
+
+    def get(**more):
+        try:
+            return fetch(sb.envd_api_url + "/index.html", **more)
+        except urllib.error.HTTPError as e:
+            return e.code
+
+    eventually(lambda: get(headers=headers | token) == b"served")
+    same(get(headers={"Host": f"8123-{sb.sandbox_id}.example.test"} | token), b"served")
+    same(get(headers=headers), 401)
+    same(get(headers=headers | {"E2B-Traffic-Access-Token": "x"}), 401)
+    same(get(headers=headers | token | {"E2b-Sandbox-Port": "8124"}), 502)
+    h.kill()
+
+
 @check("Sandbox.download_url", "Sandbox.upload_url")
 def urls(sb):
     sb.files.write("/tmp/signed.txt", "signed")
