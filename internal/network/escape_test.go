@@ -15,6 +15,7 @@ import (
 	"forkd.dev/forkd/internal/network"
 	"forkd.dev/forkd/internal/network/escapetest"
 	"forkd.dev/forkd/internal/network/networktest"
+	"forkd.dev/forkd/internal/testenv"
 )
 
 // prisoner makes attempts with a stack in this process.
@@ -95,7 +96,7 @@ func TestEscapes(t *testing.T) {
 // told waits until the record has the attempt.
 func told(t *testing.T, flows func() []network.Flow, a *escapetest.Attempt, closed bool) {
 	t.Helper()
-	deadline := time.After(5 * time.Second)
+	deadline := time.After(testenv.Timeout(10 * time.Second))
 	for {
 		all := flows()
 		if slices.ContainsFunc(all, func(f network.Flow) bool {
