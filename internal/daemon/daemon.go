@@ -50,6 +50,7 @@ type Config struct {
 	DiskKept     int64
 	HotMaxBytes  int64
 	StepMaxBytes int64
+	Patience     time.Duration // with a guest that awakens
 	Network      Network
 	Domain       string // below which ports of sandboxes are served by name; "": they are not
 	EgressWiden  string // who may let sandboxes reach more than their snapshots say: admin, manage
@@ -59,6 +60,9 @@ type Config struct {
 	Notify       string           // the socket of the service manager that started it; "": there is none
 	Log          *slog.Logger
 }
+
+// maxPatience with a guest is a day, in seconds.
+const maxPatience = 24 * 60 * 60
 
 // FromEnv fills what the environment says. Every fault is named.
 func (c *Config) FromEnv(getenv func(string) string) error {
@@ -81,6 +85,7 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 	c.DiskKept = number("FORKD_DISK_RESERVE_BYTES", 1)
 	c.HotMaxBytes = number("FORKD_HOT_MAX_BYTES", 1)
 	c.StepMaxBytes = number("FORKD_STEP_MAX_BYTES", 1)
+	c.Patience = time.Duration(min(number("FORKD_GUEST_PATIENCE_SECONDS", 1), maxPatience)) * time.Second
 	c.Accelerator = getenv("FORKD_ACCELERATOR")
 	switch c.Accelerator {
 	case "":
@@ -251,7 +256,7 @@ func openHost(ctx context.Context, cfg Config, ad advert, m *meters) (*host.Host
 		Networks: networks,
 		Home:     cfg.Home, Engine: eng, Agent: agent, Log: cfg.Log, MaxSandboxes: cfg.MaxSandboxes, HotMaxBytes: cfg.HotMaxBytes,
 		StepMaxBytes: cfg.StepMaxBytes, Took: m.took, Groups: cfg.groups(),
-		MaxForks: cfg.MaxForks, MemoryReserve: cfg.MemoryKept, DiskReserve: cfg.DiskKept,
+		MaxForks: cfg.MaxForks, MemoryReserve: cfg.MemoryKept, DiskReserve: cfg.DiskKept, Patience: cfg.Patience,
 		Changed: func(tags []string) {
 			if err := ad.write(tags); err != nil {
 				cfg.Log.Warn("advertise tags", "error", err)

@@ -233,7 +233,7 @@ func (h *Host) forkOne(ctx context.Context, spec ForkSpec, from *origin, hot *ho
 		_ = s.machine.Close()
 		h.cfg.Networks.Detach(s.id)
 	})
-	if err := s.awaken(ctx, spec, from.snapshot.Protocol); err != nil {
+	if err := s.awaken(ctx, spec, from.snapshot.Protocol, h.cfg.Patience); err != nil {
 		return nil, withConsole(s.orLimit(err), s.machine.Console())
 	}
 	u.Add(func() { _ = s.conn.Close() })
@@ -309,9 +309,8 @@ func diskFormat(chain []string) string {
 // awaken gives the child its own identity and waits for the confirmation. Whatever fails here, the caller kills the
 // machine: a child that kept its parent's entropy must never run user code (invariant 4).
 // Protocol is the version that the agent in the snapshot speaks.
-func (s *sandbox) awaken(ctx context.Context, spec ForkSpec, protocol int) (err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, awakenTimeout,
-		fmt.Errorf("the guest did not confirm its new identity within %s", awakenTimeout))
+func (s *sandbox) awaken(ctx context.Context, spec ForkSpec, protocol int, within time.Duration) (err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("the guest did not confirm its new identity within %s", within))
 	defer cancel()
 	ctx, stop := untilDead(ctx, s.machine)
 	defer stop()

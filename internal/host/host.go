@@ -37,6 +37,9 @@ type Config struct {
 	StepMaxBytes  int64 // steps of builds kept that no snapshot stands on; 0: 16 GiB
 	Parallel      int   // children restored at once; 0: one a CPU
 
+	// Patience is how long a guest may take to confirm that it has awakened; 0: 30 s.
+	Patience time.Duration
+
 	// Groups are the control groups that VM processes are put into; nil: none.
 	Groups *cgroup.Tree
 	// Networks are those of the sandboxes; nil: they have none, and what they may reach is only written down.
@@ -154,6 +157,9 @@ func withDefaults(cfg Config) Config {
 	}
 	if cfg.Parallel == 0 {
 		cfg.Parallel = parallelism()
+	}
+	if cfg.Patience == 0 {
+		cfg.Patience = awakenTimeout
 	}
 	if cfg.Took == nil {
 		cfg.Took = func(Timed, string, Outcome, time.Duration) {}

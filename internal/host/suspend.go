@@ -213,7 +213,7 @@ func (h *Host) wake(ctx context.Context, s *sandbox) error {
 		_ = woken.machine.Close()
 		h.cfg.Networks.Detach(s.id)
 	})
-	conn, err := woken.rouse(ctx)
+	conn, err := woken.rouse(ctx, h.cfg.Patience)
 	if err != nil {
 		return withConsole(woken.orLimit(err), woken.machine.Console())
 	}
@@ -257,8 +257,8 @@ func (h *Host) runAgain(s, woken *sandbox, conn *guest.Conn, rec *store.Suspende
 
 // rouse steps the clock of a machine that was suspended and lets its processes run. It is the same machine as before: it
 // keeps its names.
-func (s *sandbox) rouse(ctx context.Context) (*guest.Conn, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, awakenTimeout, fmt.Errorf("the guest did not answer within %s", awakenTimeout))
+func (s *sandbox) rouse(ctx context.Context, within time.Duration) (*guest.Conn, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("the guest did not answer within %s", within))
 	defer cancel()
 	ctx, stop := untilDead(ctx, s.machine)
 	defer stop()
