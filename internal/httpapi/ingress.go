@@ -180,6 +180,10 @@ func (s *Server) ingress(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) passOn(w http.ResponseWriter, r *http.Request) error {
+	if r.Method == http.MethodTrace {
+		w.Header().Set("Allow", "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS")
+		return &api.Error{Code: api.CodeMethod, Message: "TRACE is not passed on: it would show a request's tokens"}
+	}
 	port, err := portNumber(r)
 	if err != nil {
 		return err
