@@ -519,6 +519,7 @@ func requests() []Attempt {
 		ask("through a proxy", "CONNECT "+Evil+":443 HTTP/1.1\r\nHost: "+Evil+":443\r\n\r\n", differ),
 		ask("behind a proxy's header", "PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n"+get(Evil), "proxy's connection"),
 		ask("not at all", "\x00\x01\x02", "neither TLS nor HTTP"),
+		ask("in the body of a GET", "GET / HTTP/1.1\r\nHost: "+Allowed+"\r\nContent-Length: 40\r\n\r\n"+get(Evil), "a GET with a body"),
 		ask("with two lengths", "POST / HTTP/1.1\r\nHost: "+Allowed+"\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"+get(Evil), "more than one way"),
 		ask("with a strange encoding", "POST / HTTP/1.1\r\nHost: "+Allowed+"\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n"+get(Evil), "other than chunked"),
 		later("for another host on a connection that was allowed", ok+get(Evil)),

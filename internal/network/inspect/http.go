@@ -155,9 +155,19 @@ func (s *Scanner) head() (more bool, err error) {
 	case !r.begun:
 		err = r.first(string(line))
 	default:
+		unexpect(line)
 		err = r.header(string(line))
 	}
 	return true, err
+}
+
+// unexpect takes Expect away from a request, under another name of its length: a server that answers for good before the body
+// may take that for the next request. Clients that get no leave to send one send it after a while.
+func unexpect(line []byte) {
+	const name = "expect:"
+	if len(line) >= len(name) && strings.EqualFold(string(line[:len(name)]), name) {
+		copy(line, "Ignore")
+	}
 }
 
 // first reads a request line.
@@ -294,6 +304,9 @@ func (s *Scanner) endHead() error {
 	}
 	if r.lengths > 1 || r.encodings > 1 || r.lengths > 0 && r.chunked || r.chunked && r.minor == 0 {
 		return malformed("a request with more than one way to find its end")
+	}
+	if (r.length > 0 || r.chunked) && (r.method == "GET" || r.method == "HEAD" || r.method == "TRACE") {
+		return malformed("a %s with a body, which some servers take for the next request", r.method)
 	}
 	if err := s.found(Finding{Kind: HTTP, Name: name}); err != nil {
 		return err

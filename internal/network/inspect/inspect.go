@@ -81,7 +81,8 @@ func NewScanner(ask func(Finding) error) *Scanner {
 }
 
 // Scan takes the next bytes from the client and returns those, of all held so far, that may leave now. They are valid
-// until the next call, and while p is: most of the time they are p. After an error, which is ask's or wraps ErrMalformed,
+// until the next call, and while p is: most of the time they are p, in which one header may have another name (see
+// unexpect). After an error, which is ask's or wraps ErrMalformed,
 // nothing may leave any more.
 func (s *Scanner) Scan(p []byte) (pass []byte, err error) {
 	if s.err != nil {
