@@ -70,7 +70,7 @@ func (n *fakeNetworks) carry(id string, t network.Totals) {
 func policyText(t *testing.T, text string) egress.Policy {
 	t.Helper()
 	var p egress.Policy
-	for _, word := range strings.FieldsSeq(text) {
+	for word := range strings.FieldsSeq(text) {
 		if word == "budget" {
 			p.BudgetBytes = 1000
 			continue

@@ -78,6 +78,8 @@ type Host struct {
 	life   context.Context //nolint:containedctx // Ends after the last of those, which outlive the request that began them.
 	die    context.CancelFunc
 
+	audience audience // of ports
+
 	// counting is held from asking for the counters of networks until they are noted, so that none is noted after a newer one.
 	counting   sync.Mutex
 	carriedSum network.Totals // by the networks of all sandboxes

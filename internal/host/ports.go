@@ -201,29 +201,52 @@ func (h *Host) watchPorts(s *sandbox, machine engine.Machine) {
 	defer stop()
 	var known []wire.Port
 	for wait := watchDelay; ; wait = watchAgain {
-		t := time.NewTimer(wait)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if passed(ctx, wait) != nil {
 			return
 		}
-		conn, err := s.guest(ctx)
-		if errors.Is(err, ErrNotFound) || s.gone() {
-			return
-		}
+		watched, done, err := h.audience.wait(ctx)
 		if err != nil {
-			continue // it stands still
-		}
-		if !slices.Contains(conn.Hello().Features, wire.FeatureNetwork) {
 			return
 		}
-		_ = followPorts(ctx, conn, func(reply *wire.PortsReply) error {
-			h.tellPorts(s, known, reply.Ports)
-			known = reply.Ports
-			return nil
-		}) // the connection has ended; another comes
+		again := h.watchPortsOnce(watched, s, &known)
+		done()
+		if !again {
+			return
+		}
 	}
+}
+
+// passed waits until so long has passed.
+func passed(ctx context.Context, wait time.Duration) error {
+	t := time.NewTimer(wait)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// watchPortsOnce tells of ports until the connection to the agent, or ctx, ends. It returns whether there is any sense in
+// another try.
+func (h *Host) watchPortsOnce(ctx context.Context, s *sandbox, known *[]wire.Port) (again bool) {
+	conn, err := s.guest(ctx)
+	if errors.Is(err, ErrNotFound) || s.gone() {
+		return false
+	}
+	if err != nil {
+		return true // it stands still
+	}
+	if !slices.Contains(conn.Hello().Features, wire.FeatureNetwork) {
+		return false
+	}
+	_ = followPorts(ctx, conn, func(reply *wire.PortsReply) error {
+		h.tellPorts(s, *known, reply.Ports)
+		*known = reply.Ports
+		return nil
+	}) // the connection has ended, or nobody listens any more
+	return true
 }
 
 func (s *sandbox) gone() bool {

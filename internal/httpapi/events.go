@@ -29,6 +29,9 @@ func (s *Server) listen(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if follow && wantsPorts(r, wanted) {
+		defer s.Host.ListenForPorts()()
+	}
 	kind := wantsEvents(r)
 	if kind == "" {
 		kind = jsonLines
@@ -131,6 +134,22 @@ func eventFilter(r *http.Request) (wanted func(bus.Event) bool, err error) {
 		return (len(types) == 0 || slices.ContainsFunc(types, func(t string) bool { return isOf(e.Type, t) })) &&
 			(len(sandboxes) == 0 || slices.Contains(sandboxes, e.Sandbox)) && (len(snapshots) == 0 || slices.Contains(snapshots, e.Snapshot))
 	}, nil
+}
+
+// wantsPorts reports whether a listener wants to hear of ports.
+func wantsPorts(r *http.Request, wanted func(bus.Event) bool) bool {
+	e := bus.Event{Type: bus.PortOpened}
+	if ids := r.URL.Query()["sandbox"]; len(ids) > 0 {
+		e.Sandbox = ids[0]
+	}
+	if tags := r.URL.Query()["snapshot"]; len(tags) > 0 {
+		e.Snapshot = tags[0]
+	}
+	if wanted(e) {
+		return true
+	}
+	e.Type = bus.PortClosed
+	return wanted(e)
 }
 
 func isOf(have bus.Type, asked string) bool {
