@@ -34,6 +34,7 @@ type fakeEngine struct {
 	awaken   func(n int) *wire.Error // what the n-th machine's agent answers
 	silent   func(n int) bool        // its agent never answers
 	lie      func(conn net.Conn)     // what its agent does instead of its duty; nil: that
+	severed  []bool                  // of the machines awakened so far: whether they were told to end their parent's connections
 	live     bool
 	capture  func(step string) error // what happens at a step of a capture: "start", "paused", "finish"
 	thaw     func() *wire.Error      // what an agent answers that is to let processes run; nil: it does
@@ -197,12 +198,19 @@ func (m *fakeMachine) serve(conn net.Conn) {
 	}
 	hello := wire.Hello{Version: wire.Version, Generation: p.Generation, Phase: "ready", Features: []string{wire.FeatureThaw, wire.FeatureSteps}}
 	if p.Awaken {
-		if _, _, err := wire.ReadAwaken(port, nil); err != nil {
+		req, _, err := wire.ReadAwaken(port, nil)
+		if err != nil {
 			return
 		}
+		m.e.mu.Lock()
+		m.e.severed = append(m.e.severed, req.Sever)
+		m.e.mu.Unlock()
 		if hello.Refusal = m.e.awaken(m.n); hello.Refusal == nil {
 			m.setFrozen(false)
 			hello.Awakened = &wire.AwakenReport{Renewed: []string{"kernel_entropy"}}
+			if req.Sever {
+				hello.Awakened.Renewed = append(hello.Awakened.Renewed, wire.RenewedConnections)
+			}
 		}
 	}
 	b, _ := json.Marshal(hello)
