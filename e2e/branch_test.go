@@ -14,6 +14,7 @@ import (
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/guest/call"
 	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/testenv"
 )
 
 // checksum is of a variable that tests fill with random bytes. (Python remembers the hash of one.)
@@ -117,6 +118,7 @@ func TestBranchNoWait(t *testing.T) {
 
 // TestBranchWithChildren: branch and fork in one call.
 func TestBranchWithChildren(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	source := f.one()
 	f.eval(source, "state = 'of the source'")
@@ -292,6 +294,7 @@ func mib(n int64) float64 { return float64(n) / (1 << 20) }
 
 // TestBranchTree: a branch of a branch of a branch, each with its own line's memory and disk, whatever is cold.
 func TestBranchTree(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := copied(t)
 	const depth = 6
 	id, want := f.one(), ""

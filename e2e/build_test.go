@@ -103,6 +103,7 @@ func parentRecipe(t testing.TB) string {
 // TestService: services with ready checks go on running in every child, under their names, as their users, and are named as
 // not renewed.
 func TestService(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	const tag = "e2e-service"
 	text := parentRecipe(t) + `
@@ -153,6 +154,7 @@ warmup:
 // TestForkHooks: executable files in /etc/forkd/fork.d run in every child before its other processes; an SSH host key
 // becomes another in every child.
 func TestForkHooks(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	const tag = "e2e-hooks"
 	text := parentRecipe(t) + `

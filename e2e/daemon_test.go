@@ -128,6 +128,7 @@ func TestKVMIsNeverReplaced(t *testing.T) {
 }
 
 func TestQuickstart(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	type child struct {
 		ID     string `json:"id"`
@@ -197,6 +198,7 @@ func clockError(t testing.TB, f *forkd, id string) time.Duration {
 
 // TestBench reports; nothing about times is asserted.
 func TestBench(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	var report struct {
 		Host   map[string]any `json:"host"`

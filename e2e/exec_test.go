@@ -49,6 +49,7 @@ func TestExec(t *testing.T) {
 }
 
 func TestExecFailures(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	tests := []struct {
@@ -79,6 +80,7 @@ func TestExecFailures(t *testing.T) {
 }
 
 func TestEval(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	tests := []struct {
@@ -175,6 +177,7 @@ func randomFile(t *testing.T, path string, megabytes int) (string, string) {
 }
 
 func TestCopyDirectories(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	dir := t.TempDir()
@@ -205,6 +208,7 @@ func TestCopyDirectories(t *testing.T) {
 }
 
 func TestMuchOutput(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	const lines = 400_000
@@ -233,6 +237,7 @@ func TestTree(t *testing.T) {
 
 // TestInterrupt: ctrl-c reaches what runs in the guest, and nothing is left running there.
 func TestInterrupt(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	for _, args := range [][]string{
@@ -272,6 +277,7 @@ func TestInterrupt(t *testing.T) {
 }
 
 func TestRestartContext(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	id := f.one()
 	if r := f.try("eval", id, "import os; os._exit(4)"); r.code != 1 || !strings.Contains(r.stderr, "ContextKilled") ||
@@ -284,6 +290,7 @@ func TestRestartContext(t *testing.T) {
 }
 
 func TestExecJSON(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	r := f.try("exec", "--json", f.one(), "--", "sh", "-c", "echo out; echo err >&2; exit 3")
 	var res api.ExecResponse

@@ -12,10 +12,12 @@ import (
 	"testing"
 
 	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/testenv"
 )
 
 // TestBadInput: each is a clear error with the right exit code, and nothing is created.
 func TestBadInput(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	before := f.run("ls", "-q")
 	long := strings.Repeat("a", 300)
@@ -76,6 +78,7 @@ func TestBadInput(t *testing.T) {
 
 // TestBadBodies: the API answers every malformed body in one shape, and survives.
 func TestBadBodies(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	f.run("daemon", "start")
 	socket := filepath.Join(f.home, "forkd.sock")

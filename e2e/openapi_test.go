@@ -73,6 +73,7 @@ func TestOpenAPIDocument(t *testing.T) {
 
 // TestAskedAgain: a fork that is asked for again with its key is the same fork, also by the next daemon.
 func TestAskedAgain(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := shared(t)
 	f.run("daemon", "start")
 	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -144,11 +144,15 @@ func Enterable(t testing.TB, dir string) {
 // Soak reports whether the long counts were asked for.
 func Soak() bool { return on(EnvSoak) }
 
+// Again reports whether this is the second half of a run, with privileges, that has done all without them: what is done many
+// times over may be done less often then.
+func Again() bool { return on("FORKD_TEST_AGAIN") }
+
 // OncePerRun skips a test in the second half of a run that has just done it without privileges, where they change nothing
 // of what it is about.
 func OncePerRun(t testing.TB) {
 	t.Helper()
-	if on("FORKD_TEST_AGAIN") {
+	if Again() {
 		t.Skip("done without privileges in this run, which says the same; make soak does it both ways")
 	}
 }
