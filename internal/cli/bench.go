@@ -42,7 +42,7 @@ func (a *App) bench() *cobra.Command {
 		Use: "bench", Short: "Measure this host", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.benchFork(), a.benchBranch())
+	cmd.AddCommand(a.benchFork(), a.benchBranch(), a.benchNetwork())
 	return cmd
 }
 

@@ -43,6 +43,7 @@ type Config struct {
 	Jail         string // auto, on, off
 	JailIDs      qemu.IDs
 	NetworkStage string // the outside of the sandboxes' networks in tests; "": the world
+	UserNetwork  bool   // QEMU's own network, without any policy, to be compared with (forkd bench network)
 	Cgroups      string // auto, off
 	MaxSandboxes int
 	MaxForks     int
@@ -110,6 +111,13 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 		c.JailIDs = ids
 	}
 	c.NetworkStage = getenv("FORKD_NETWORK_OUTER")
+	switch text := getenv("FORKD_NETWORK_DEVICE"); text {
+	case "":
+	case "user":
+		c.UserNetwork = true
+	default:
+		errs = append(errs, fmt.Errorf("FORKD_NETWORK_DEVICE is %q: it is for forkd bench network alone; unset it", text))
+	}
 	switch c.Cgroups = getenv("FORKD_CGROUPS"); c.Cgroups {
 	case "", cgroupsAuto, cgroupsOff:
 	default:
@@ -242,7 +250,9 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 }
 
 func openHost(ctx context.Context, cfg Config, ad advert, m *meters) (*host.Host, error) {
-	eng, err := qemu.New(qemu.Config{Accelerator: cfg.Accelerator, Jail: cfg.Jail, JailIDs: cfg.JailIDs})
+	eng, err := qemu.New(qemu.Config{
+		Accelerator: cfg.Accelerator, Jail: cfg.Jail, JailIDs: cfg.JailIDs, UserNetwork: cfg.UserNetwork,
+	})
 	if err != nil {
 		return nil, err
 	}

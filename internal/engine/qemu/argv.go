@@ -33,6 +33,7 @@ type platform struct {
 	cpu         string // the whole value of -cpu
 	cpuIdentity string // arm64 under KVM: which CPU "host" stands for
 	clockHz     int64  // amd64: the host's time stamp counter, for the kernel's delay loops
+	userNetwork bool   // no part of the format: what is behind the network device
 }
 
 // Versioned machine types that every QEMU from 7.2 on has: a newer QEMU loads what an older one saved under them.
@@ -165,8 +166,12 @@ func (p *platform) channelArgs() []string {
 // firmware for booting from it, and without asking the guest to announce itself where it was restored, which would wake
 // it for nothing.
 func (p *platform) linkArgs() []string {
+	netdev := fmt.Sprintf("dgram,id=link,local.type=fd,local.str=%d", fdLink)
+	if p.userNetwork {
+		netdev = "user,id=link,ipv6=off,net=192.0.0.0/29,host=192.0.0.1,dns=192.0.0.3,dhcpstart=192.0.0.4"
+	}
 	return []string{
-		"-netdev", fmt.Sprintf("dgram,id=link,local.type=fd,local.str=%d", fdLink),
+		"-netdev", netdev,
 		"-device", fmt.Sprintf("virtio-net-pci,id=nic,netdev=link,mac=%s,host_mtu=%d,guest_announce=off,romfile=,addr=0x6,%s",
 			linkMAC, linkMTU, p.virtio()),
 	}

@@ -28,6 +28,9 @@ type Config struct {
 	Binary      string // path of qemu-system-…; empty: found in PATH and the usual places
 	Jail        string // JailAuto (also ""), JailOn or JailOff
 	JailIDs     IDs    // users of jails; none: a range nobody else has
+	// UserNetwork: machines are behind QEMU's own user networking instead of their links, and reach whatever this host reaches.
+	// It is there to be compared with.
+	UserNetwork bool
 }
 
 // Engine runs machines in QEMU. It is safe for concurrent use.

@@ -78,6 +78,7 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		MaxFiles: maxFiles,
 		Cgroup:   spec.Cgroup,
 		Confine:  confinement(host, spec, m),
+		Dials:    host.platform.userNetwork,
 		Jail:     jail,
 
 		RefuseCalls: true,

@@ -74,7 +74,7 @@ func (e *Engine) probe(ctx context.Context, arch string) (*host, error) {
 	if !ok {
 		return nil, fmt.Errorf("%w: no machine is defined for %s, only for amd64 and arm64", engine.ErrUnavailable, arch)
 	}
-	h := &host{platform: platform{arch: arch}}
+	h := &host{platform: platform{arch: arch, userNetwork: cfg.UserNetwork}}
 	var err error
 	if h.binary, err = find(cfg.Binary, em); err != nil {
 		return nil, err
