@@ -477,7 +477,11 @@ func TestStopped(t *testing.T) {
 	h.signal(unix.SIGSTOP)
 	began := time.Now()
 	for i := range 200 {
-		attach(t, c, fmt.Sprint("other", i), egress.Policy{})
+		machine, peer, err := c.Attach(fmt.Sprint("other", i), egress.Policy{}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeAll([]*os.File{machine, peer})
 		if err := c.Open(t.Context(), fmt.Sprint("other", i)); err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -30,6 +31,9 @@ func Main(ctx context.Context, staged bool) error {
 	if err != nil {
 		return fmt.Errorf("this command is started by the daemon alone: %w", err)
 	}
+	// A packet goes from hand to hand between goroutines, none of which has much to do. The more threads there are for them,
+	// the more of it is waking threads, on CPUs that emulated machines want.
+	runtime.GOMAXPROCS(max(1, runtime.NumCPU()/2))
 	if !staged {
 		return NewServer(newWorld()).Serve(ctx, l)
 	}
