@@ -5,12 +5,17 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/testenv"
@@ -77,6 +82,31 @@ func spoil(t *testing.T, f *forkd) {
 	}
 	damage(t, filepath.Join(f.home, "snapshots", "damaged", "state"), "flip")
 	f.run("daemon", "start")
+}
+
+// TestSDKCodes: the SDKs have an error for each code that docs/api.md has; that they have those of the scenarios is theirs to test.
+func TestSDKCodes(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "docs", "api.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var documented []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| [45]\\d\\d \\|").FindAllSubmatch(text, -1) {
+		documented = append(documented, string(row[1]))
+	}
+	text, err = os.ReadFile(filepath.Join("..", "sdk", "scenarios.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var suite struct{ Codes []string }
+	if err := json.Unmarshal(text, &suite); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(documented)
+	slices.Sort(suite.Codes)
+	if diff := cmp.Diff(documented, suite.Codes); diff != "" || len(documented) == 0 {
+		t.Errorf("codes of the API and of the SDKs:\n%s", diff)
+	}
 }
 
 // TestSDKs: the Python package, with and without an event loop, and the TypeScript package do what sdk/scenarios.json says, by

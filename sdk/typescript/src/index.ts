@@ -1,3 +1,4 @@
+/// <reference lib="esnext.disposable" preserve="true" />
 /**
  * Fork warm microVMs: sandboxes, branches and snapshots of a forkd daemon. Without FORKD_URL the daemon of this user is
  * meant, which is started if none answers. Times that are given are in seconds.
