@@ -132,6 +132,7 @@ async def drive(session):
         check("progress of a branch", told and "ready" in told[-1][1], told)
         await call("branch_sandbox", sandbox_id=two, tag="mcp-later", diff=True, wait=False)
         tags.append("mcp-later")
+        check("a time to live", (await call("set_ttl", sandbox_id=two, ttl_seconds=3600))["expires_at_unix"] > 0)
         check("no way out", (await call("get_egress", sandbox_id=one))["preset"] == "none")
         check("a way out", (await call("set_egress", sandbox_id=one, preset="dns-only"))["preset"] == "dns-only")
         await refused("set_egress", "400 invalid", sandbox_id=one, preset="sideways")

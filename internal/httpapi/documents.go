@@ -139,6 +139,10 @@ func sandboxDocuments() map[string]*document {
 		"POST" + one + "/resume":  {id: "resume", body: struct{}{}, replies: ok(api.Sandbox{})},
 		"POST" + one + "/suspend": {id: "suspend", body: struct{}{}, replies: ok(api.Sandbox{})},
 		"POST" + one + "/wake":    {id: "wake", body: struct{}{}, replies: ok(api.Sandbox{})},
+		"PUT" + one + "/ttl": {
+			id: "setTTL", body: api.TTLRequest{}, replies: ok(api.Sandbox{}),
+			about: "From now on; what happens at its end stays as it is. A suspended sandbox's time stands still.",
+		},
 	}
 }
 

@@ -77,6 +77,7 @@ func (s *Server) sandboxOperations() []operation {
 		{"POST" + one + "/resume", access.Manage, "Let it run on", s.change(s.Host.Resume)},
 		{"POST" + one + "/suspend", access.Manage, "Store it and free its memory", s.change(s.Host.Suspend)},
 		{"POST" + one + "/wake", access.Manage, "Let a suspended sandbox run on", s.change(s.Host.Wake)},
+		{"PUT" + one + "/ttl", access.Manage, "Give it another time to live", s.setTTL},
 	}
 }
 

@@ -41,6 +41,11 @@ func (e *egress) api() *api.Egress {
 	return &api.Egress{Preset: e.Preset, Allow: e.Allow, Deny: e.Deny}
 }
 
+type setTTLIn struct {
+	SandboxID  string  `json:"sandbox_id"`
+	TTLSeconds float64 `json:"ttl_seconds" jsonschema:"from now on; 0: until it is killed"`
+}
+
 type setEgressIn struct {
 	SandboxID string `json:"sandbox_id"`
 	egress
@@ -125,6 +130,13 @@ func (s *server) sandboxTools(m *mcp.Server) {
 			return brief(*v)[0], nil
 		})
 	}
+	tool(s, m, "set_ttl", "Give a sandbox another time to live, from now on.", adds, func(ctx context.Context, c *call, in setTTLIn) (any, error) {
+		v, err := c.SetTTL(ctx, in.SandboxID, api.TTLRequest{TTLSeconds: in.TTLSeconds})
+		if err != nil {
+			return nil, err
+		}
+		return brief(*v)[0], nil
+	})
 	tool(s, m, "kill_sandbox", "End a sandbox: all that is in it is gone, snapshots and copies of it stay.", destroys,
 		func(ctx context.Context, c *call, in sandboxIn) (any, error) {
 			return killed{in.SandboxID, true}, c.Kill(ctx, in.SandboxID)

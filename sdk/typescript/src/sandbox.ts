@@ -206,6 +206,12 @@ export class Sandbox {
     return (this.info = load(await this.client.transport.request("POST", `${this.#base}/${what}`)));
   }
 
+  /** Gives it another time to live, in seconds from now; 0: until it is killed. With `longer` never a shorter one. */
+  async setTtl(ttl: number, options: { longer?: boolean } = {}): Promise<SandboxInfo> {
+    const json = { ttl_seconds: ttl, longer: options.longer ?? false };
+    return (this.info = load(await this.client.transport.request("PUT", `${this.#base}/ttl`, { json })));
+  }
+
   /** Asks its agent for a sign of life. */
   ping(): Promise<Raw> {
     return this.client.transport.request("POST", `${this.#base}/ping`);

@@ -279,6 +279,12 @@ class Sandbox:
         self.info = SandboxInfo.load(self.client.transport.request("POST", f"{self._base}/{what}"))
         return self.info
 
+    def set_ttl(self, ttl: float, *, longer: bool = False) -> SandboxInfo:
+        """Gives it another time to live, in seconds from now; 0: until it is killed. With ``longer`` never a shorter one."""
+        body = {"ttl_seconds": ttl, "longer": longer}
+        self.info = SandboxInfo.load(self.client.transport.request("PUT", f"{self._base}/ttl", json=body))
+        return self.info
+
     def ping(self) -> dict[str, Any]:
         """Asks its agent for a sign of life."""
         reply: dict[str, Any] = self.client.transport.request("POST", f"{self._base}/ping")
