@@ -248,6 +248,9 @@ func FuzzAnswer(f *testing.F) {
 		if reply == nil {
 			return
 		}
+		if strings.ContainsFunc(q.Name+q.Verdict.Reason, func(r rune) bool { return r < ' ' || r > '~' }) {
+			t.Errorf("%q would steer a terminal", q.Name)
+		}
 		if m := read(t, reply); len(m.Answers) > 0 && !q.Verdict.Allow {
 			t.Errorf("a refused question has answers: %+v", q)
 		}
