@@ -130,16 +130,11 @@ func (a *answer) refuse(v egress.Verdict) {
 
 // ask decides and looks up.
 func (s *Server) ask(ctx context.Context, header dnsmessage.Header, question dnsmessage.Question, a *answer) Question {
-	q := Question{Name: question.Name.String(), Type: uint16(question.Type)}
+	q := Question{Name: shown(question.Name.String()), Type: uint16(question.Type)}
 	if header.OpCode != 0 || question.Class != dnsmessage.ClassINET {
 		a.code = dnsmessage.RCodeNotImplemented
 		q.Verdict.Reason = "only questions of class IN are answered"
 		return q
-	}
-	if name, ok := egress.Canonical(q.Name); ok {
-		q.Name = name
-	} else {
-		q.Name = strings.Trim(strconv.QuoteToASCII(q.Name), `"`) // a guest's bytes may steer whoever reads a record
 	}
 	policy := s.Policy()
 	q.Verdict = policy.Name(q.Name, q.Type)
@@ -169,6 +164,14 @@ func (s *Server) ask(ctx context.Context, header dnsmessage.Header, question dns
 	now := s.Now()
 	s.Pins.Add(q.Name, q.Addresses, now, now.Add(Kept))
 	return q
+}
+
+// shown is a name in its canonical form, or quoted: a guest's bytes may steer whoever reads a record.
+func shown(name string) string {
+	if canonical, ok := egress.Canonical(name); ok {
+		return canonical
+	}
+	return strings.Trim(strconv.QuoteToASCII(name), `"`)
 }
 
 // given are the addresses that the guest may hear of: a name cannot lead it to what its rules keep closed.
