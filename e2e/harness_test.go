@@ -105,9 +105,6 @@ func leftovers(home string) []string {
 		left = append(left, fmt.Sprintf("process of networks %d", pid))
 	}
 	left = append(left, groupsOf(home)...)
-	if pid := networkOf(home); pid != 0 {
-		left = append(left, fmt.Sprintf("process of networks %d", pid))
-	}
 	for _, pid := range machinesOf(home) {
 		left = append(left, fmt.Sprintf("process %d", pid))
 	}
