@@ -707,7 +707,7 @@ def async_sandbox(_):
     asyncio.run(go())
 
 
-@check("AsyncSandbox: commands, pty, files, watch")
+@check("AsyncSandbox: commands, pty, files, watch", slow=True)
 def async_use(sb):
     async def go():
         s = await AsyncSandbox.connect(sb.sandbox_id)
