@@ -136,7 +136,7 @@ func checkNestedLimits(t *testing.T, in func(string) string, words, below string
 	if share > 330 || share < 30 || throttled == 0 {
 		t.Errorf("a child with a limit of 30 %% had %d thousandths of a processor, and was held up %d times", share, throttled)
 	}
-	got := in(words + `$f kill --all >/dev/null; id=$($f fork small --memory-limit 72MiB); $f exec $id --timeout 15m -- /bin/small eat 48 >/dev/null 2>&1
+	got := in(words + `$f kill --all >/dev/null; id=$($f fork small --memory-limit 64MiB); $f exec $id --timeout 15m -- /bin/small eat 48 >/dev/null 2>&1
 		for i in $(seq 60); do $f inspect $id >/tmp/state; grep -q '"failed"' /tmp/state && break; sleep 1; done; cat /tmp/state`)
 	if !strings.Contains(got, `"state": "failed"`) || !strings.Contains(got, `"reason": "memory limit`) {
 		t.Errorf("a child that took more memory than its limit is:\n%s", got)

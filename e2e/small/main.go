@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"strconv"
 )
@@ -25,8 +26,8 @@ func main() {
 		for i := 0; i < len(b); i += 4096 {
 			b[i] = byte(i>>12) | 1
 		}
-		println("ate", len(b))
+		fmt.Fprintln(os.Stdout, "ate", len(b))
 	default:
-		println("a small program")
+		fmt.Fprintln(os.Stdout, "a small program")
 	}
 }

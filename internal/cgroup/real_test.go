@@ -328,6 +328,39 @@ func cpuTime(t *testing.T, pid int) time.Duration {
 	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
+// TestWeights: the place of version 1 weighs what its groups do, at any time: one that is not limited yet must not starve.
+func TestWeights(t *testing.T) {
+	tr := tree(t, CPU)
+	if tr.Version() != 1 {
+		t.Skip("in version 2 each group weighs for itself")
+	}
+	want := func(when string, shares int64) {
+		t.Helper()
+		if got, err := number(filepath.Join(tr.dirs[CPU], "cpu.shares")); err != nil || got != shares {
+			t.Errorf("%s: all together weigh %d (%v), want %d", when, got, err, shares)
+		}
+	}
+	free, err := tr.Make("free", Limits{}, Limits{CPUs: 0.5})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want("one that will be limited", 1024)
+	half := group(t, tr, "half", Limits{CPUs: 0.5})
+	want("and one that is", 1536)
+	if err := free.Set(Limits{CPUs: 0.25}); err != nil {
+		t.Fatal(err)
+	}
+	want("limited", 768)
+	if err := half.FreeCPU(); err != nil {
+		t.Fatal(err)
+	}
+	want("the other freed", 1280)
+	if err := free.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	want("one removed", 1024)
+}
+
 func TestProcessLimit(t *testing.T) {
 	tr := tree(t, PIDs)
 	g := group(t, tr, "pids", Limits{PIDs: 40})

@@ -376,6 +376,9 @@ func (t *Tree) Make(id string, l, later Limits) (*Group, error) {
 			return nil, errors.Join(fmt.Errorf("make control group: %w", err), g.Remove())
 		}
 	}
+	if g.dirs[CPU] != "" { // until it is limited
+		t.weigh(id, defaultShares)
+	}
 	if err := g.Set(l); err != nil {
 		return nil, errors.Join(err, g.Remove())
 	}

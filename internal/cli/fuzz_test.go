@@ -13,8 +13,12 @@ import (
 func FuzzTop(f *testing.F) {
 	const one = `[{"id":"a","snapshot_tag":"t","state":"running","timestamp_unix":1,"cpu_seconds":2,"age_seconds":3,"labels":{"k":"v"}}]`
 	for _, seed := range [][2]string{
-		{one, strings.ReplaceAll(one, `"timestamp_unix":1`, `"timestamp_unix":1e300`)}, {"[]", one}, {one, "[]"}, {one, one},
-		{`[{}]`, `[{},{}]`}, {one, `[{"id":"\u001b[2J\n","cpu_seconds":-1e308,"memory_own_bytes":-9223372036854775808,"age_seconds":1e308}]`},
+		{one, strings.ReplaceAll(one, `"timestamp_unix":1`, `"timestamp_unix":1e300`)},
+		{"[]", one},
+		{one, "[]"},
+		{one, one},
+		{`[{}]`, `[{},{}]`},
+		{one, `[{"id":"\u001b[2J\n","cpu_seconds":-1e308,"memory_own_bytes":-9223372036854775808,"age_seconds":1e308}]`},
 	} {
 		f.Add([]byte(seed[0]), []byte(seed[1]))
 	}

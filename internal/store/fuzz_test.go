@@ -15,9 +15,13 @@ import (
 func FuzzRecords(f *testing.F) {
 	m := Snapshot{FormatVersion: FormatVersion, Tag: "x", Image: "i", Branch: &Branch{From: "s", Mode: "live"}, Config: &Config{User: "u"}}
 	for _, v := range []any{
-		m, Image{FormatVersion: FormatVersion, ID: "x", Packages: []string{"a=1"}}, Unfinished{Snapshot: m},
+		m,
+		Image{FormatVersion: FormatVersion, ID: "x", Packages: []string{"a=1"}},
+		Unfinished{Snapshot: m},
 		Suspended{FormatVersion: FormatVersion, ID: "x", Sandbox: json.RawMessage(`{}`), Machine: m},
-		Workspace{FormatVersion: FormatVersion, Name: "x"}, Snapshot{FormatVersion: FormatVersion + 1, Tag: "x"}, nil,
+		Workspace{FormatVersion: FormatVersion, Name: "x"},
+		Snapshot{FormatVersion: FormatVersion + 1, Tag: "x"},
+		nil,
 	} {
 		text, err := json.Marshal(v)
 		if err != nil {
