@@ -23,7 +23,7 @@ import (
 // shelf is a service that keeps what it is given: PUT a body, GET it again.
 const shelf = `
 import http.server, socket
-held = b""
+held = [b""]
 class Shelf(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def say(self, b):
@@ -32,11 +32,10 @@ class Shelf(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(b)
     def do_PUT(self):
-        global held
-        held = self.rfile.read(int(self.headers["Content-Length"]))
-        self.say(b"%d\n" % len(held))
+        held[0] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.say(b"%d\n" % len(held[0]))
     def do_GET(self):
-        self.say(held if self.path == "/kept" else f"{self.headers['Host']} {self.path}\n".encode())
+        self.say(held[0] if self.path == "/kept" else f"{self.headers['Host']} {self.path}\n".encode())
     def log_message(self, *a): pass
 class Server(http.server.ThreadingHTTPServer): address_family = socket.AF_INET6
 Server(("::1", 8080), Shelf).serve_forever()

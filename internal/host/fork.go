@@ -244,7 +244,7 @@ func (h *Host) forkOne(ctx context.Context, spec ForkSpec, from *origin, hot *ho
 		return nil, err
 	}
 	s.ready = time.Since(start)
-	if err := h.enter(s, spec.TTL); err != nil {
+	if err := h.enter(s, spec.TTL); err != nil { //nolint:contextcheck // what is watched outlives the fork
 		return nil, err
 	}
 	u.Keep()

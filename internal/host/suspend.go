@@ -224,7 +224,7 @@ func (h *Host) wake(ctx context.Context, s *sandbox) error {
 	if err := woken.bound(ctx); err != nil {
 		return err
 	}
-	if err := h.runAgain(s, woken, conn, &rec, &u); err != nil {
+	if err := h.runAgain(s, woken, conn, &rec, &u); err != nil { //nolint:contextcheck // what is watched outlives the wake
 		return err
 	}
 	// A daemon that dies between these two leaves both, and the next one takes what is on disk.

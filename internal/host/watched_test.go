@@ -12,7 +12,7 @@ func TestAudience(t *testing.T) {
 		var a audience
 		ctx, cancel := context.WithCancel(t.Context())
 		began := 0
-		var last context.Context //nolint:contextcheck // of the newest wait
+		var last context.Context // of the newest wait
 		go func() {
 			for {
 				watched, done, err := a.wait(ctx)

@@ -47,7 +47,7 @@ func (s *Server) listen(w http.ResponseWriter, r *http.Request) error {
 		}
 		e, ok := from.Now() // when the daemon stops, up to the last
 		if !ok && (!follow || r.Context().Err() != nil) {
-			return nil //nolint:nilerr // That is how a client, or the daemon, ends it.
+			return nil // That is how a client, or the daemon, ends it.
 		}
 		if !ok {
 			if e, err = s.await(r.Context(), out, from); err != nil && r.Context().Err() != nil {
