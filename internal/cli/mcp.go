@@ -32,7 +32,7 @@ func (a *App) mcp() *cobra.Command {
 			if address != "" {
 				return a.serveMCP(cmd.Context(), address)
 			}
-			return mcp.Serve(cmd.Context(), mcp.Config{Version: a.Version, Connect: a.connect}, a.In, a.Out)
+			return mcp.Serve(cmd.Context(), mcp.Config{Version: a.Version, Connect: a.connectFor}, a.In, a.Out)
 		},
 	}
 	cmd.Flags().StringVar(&address, "http", "", "serve HTTP at this `ADDRESS` of this host: 127.0.0.1:8890")
@@ -46,6 +46,14 @@ const (
 	closeTimeout  = 5 * time.Second
 )
 
+// connectFor is connect, and takes FORKD_URL as well, which configurations of the existing forkd's server have.
+func (a *App) connectFor(ctx context.Context) (*client.Client, error) {
+	if url := a.Getenv("FORKD_URL"); url != "" && a.Getenv("FORKD_HOST") == "" {
+		return a.connectTo(ctx, url)
+	}
+	return a.connect(ctx)
+}
+
 // serveMCP serves HTTP on loopback: tokens travel in it unencrypted.
 func (a *App) serveMCP(ctx context.Context, address string) error {
 	if at, err := netip.ParseAddrPort(strings.Replace(address, "localhost:", "127.0.0.1:", 1)); err != nil || !at.Addr().IsLoopback() {
@@ -54,7 +62,7 @@ func (a *App) serveMCP(ctx context.Context, address string) error {
 			"forkd mcp --http 127.0.0.1:8890, behind a proxy that encrypts if others are to reach it",
 		}
 	}
-	c, err := a.connect(ctx) // which starts a daemon
+	c, err := a.connectFor(ctx) // which starts a daemon
 	if err != nil {
 		return err
 	}

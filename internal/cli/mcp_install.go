@@ -53,7 +53,7 @@ func (a *App) mcpInstall() *cobra.Command {
 
 // passedOn are the variables that a client is to start this program with.
 func passedOn() []string {
-	return []string{"FORKD_HOME", "FORKD_HOST", "FORKD_TOKEN", "FORKD_CA", "FORKD_FINGERPRINT"}
+	return []string{"FORKD_HOME", "FORKD_HOST", "FORKD_URL", "FORKD_TOKEN", "FORKD_CA", "FORKD_FINGERPRINT"}
 }
 
 func (a *App) installMCP(c *mcp.Client, yes bool) error {
