@@ -37,10 +37,18 @@ func TestPublishedClients(t *testing.T) {
 	if !strings.HasPrefix(address, "http://127.0.0.1:") {
 		t.Fatalf("the daemon serves %q", address)
 	}
-	for _, script := range [][]string{
+	scripts := [][]string{
 		{"controller.py", parentTag},
 		{"mcp_server.py", filepath.Join(venv, "bin", "forkd-mcp"), parentTag, rootfs},
-	} {
+	}
+	if testenv.Soak() { // what is done with that server can be done with ours
+		ours := filepath.Join(t.TempDir(), "forkd-mcp")
+		if err := os.WriteFile(ours, []byte("#!/bin/sh\nexec '"+f.bin+"' mcp\n"), 0o700); err != nil { //nolint:gosec // A program.
+			t.Fatal(err)
+		}
+		scripts = append(scripts, []string{"mcp_server.py", ours, parentTag, rootfs})
+	}
+	for _, script := range scripts {
 		ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(2*time.Minute))
 		defer cancel()
 		script[0] = filepath.Join("testdata", script[0])

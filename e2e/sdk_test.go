@@ -164,6 +164,12 @@ func TestSDKs(t *testing.T) {
 			env[0] = "FORKD_URL=" + f.status().Address
 		})
 	}
+	t.Run("controller", func(t *testing.T) { // what is done with the class of the existing package can be done with ours
+		f.t = t
+		if out := ranForeign(t, 2*time.Minute, env, python, filepath.Join("testdata", "controller.py"), parentTag); out != "ok\n" {
+			t.Error(out)
+		}
+	})
 	t.Run("examples", func(t *testing.T) {
 		f.t = t
 		// Over the unix socket, and with nobody there who answers: a daemon is started.
