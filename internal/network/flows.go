@@ -333,6 +333,13 @@ func (f *flows) list() []Flow {
 	return all
 }
 
+// many tells whether more are open than can have large buffers each.
+func (f *flows) many() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.open) > tcpMany
+}
+
 func (f *flows) sums() Totals {
 	f.mu.Lock()
 	t := f.totals

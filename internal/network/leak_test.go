@@ -161,6 +161,42 @@ func TestManyFlowsLeaveNothing(t *testing.T) {
 	t.Logf("%d flows: %d goroutines, %d descriptors, %d KiB; %+v", count, goroutines, descriptors, memory>>10, w.Totals())
 }
 
+// TestUnreadIsBounded: a guest that opens all it may and sends to servers that do not read costs its host no more than is
+// said of it.
+func TestUnreadIsBounded(t *testing.T) {
+	const flows = 200
+	payload := make([]byte, 4<<20)
+	deaf := serve(t, func(conn net.Conn) {
+		_ = conn.(*net.TCPConn).SetReadBuffer(4096)
+		<-t.Context().Done()
+	})
+	outer := &networktest.Outer{Hosts: map[string]string{"203.0.114.1:1": deaf}}
+	w := start(t, network.Config{Outer: outer, Policy: policy(t, "203.0.114.1"), Limits: network.Limits{FlowsPerSecond: 1e6}})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var wait sync.WaitGroup
+	for range flows {
+		conn, err := w.DialTCP(ctx, "203.0.114.1:1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		wait.Go(func() {
+			_ = conn.SetWriteDeadline(time.Now().Add(time.Second))
+			_, _ = conn.Write(payload)
+		})
+	}
+	wait.Wait()
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	// The guest is in this process, too, and keeps up to 1 MiB of what each connection could not send.
+	if held := m.HeapInuse >> 20; held > 64*2+136/8+flows+100 {
+		t.Errorf("%d MiB are held for %d connections", held, flows)
+	} else {
+		t.Logf("%d MiB are held for %d connections, the guest's own among them", held, flows)
+	}
+}
+
 // TestRunEnds: whatever a guest has under way when its network ends, Run returns soon, and nothing is left.
 func TestRunEnds(t *testing.T) {
 	hang := &hanging{Outer: networktest.Outer{Hosts: map[string]string{"203.0.114.1:1": echo(t), "203.0.114.1:2": udpEcho(t)}}}

@@ -20,6 +20,10 @@ const nic tcpip.NICID = 1
 const (
 	tcpBuffer    = 512 << 10
 	tcpBufferMax = 1 << 20
+	// Beyond so many connections at once each has less, so that a guest with all that it may open and nobody who reads costs
+	// its host some 250 MiB and not a gigabyte.
+	tcpMany       = 64
+	tcpBufferMany = 64 << 10
 )
 
 // newStack makes the stack behind a device. It takes packets to every address there is, as their destination; ICMP never

@@ -152,6 +152,10 @@ func (c *conversation) answer(request *tcp.ForwarderRequest) (*guestEnd, error) 
 		return nil, errors.New("the guest did not complete its handshake: " + err.String())
 	}
 	ep.SocketOptions().SetDelayOption(false)
+	if c.flows.many() {
+		ep.SocketOptions().SetReceiveBufferSize(tcpBufferMany, true)
+		ep.SocketOptions().SetSendBufferSize(tcpBufferMany, true)
+	}
 	return newGuestEnd(ep, &queue), nil
 }
 
