@@ -1,4 +1,4 @@
-// The command small is the one program of a root file system that is to be as small as it can be: a machine of it is forked
+// Command small is the one program of a root file system that is to be as small as it can be: a machine of it is forked
 // inside a machine.
 package main
 
