@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	if len(os.Args) > 1 && os.Args[1] == attackWord {
-		attack()
+		attack(os.Stdout)
 		return
 	}
 	testenv.Main(m.Run)
