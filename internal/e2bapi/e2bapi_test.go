@@ -218,7 +218,7 @@ func TestPolicy(t *testing.T) {
 		{"internet, as older clients always say", &yes, nil, "packages [] []"},
 		{
 			"some allowed", nil, &network{AllowOut: []string{"1.1.1.1", "*.example.com", "2001:db8::/32"}, DenyOut: []string{"0.0.0.0/0"}},
-			"none [1.1.1.1 *.example.com [2001:db8::]/32] []",
+			"none [1.1.1.1 *.example.com:80,443/tcp [2001:db8::]/32] []",
 		},
 		{"some denied", nil, &network{DenyOut: []string{"10.0.0.0/8"}}, "packages [] [10.0.0.0/8]"},
 	} {

@@ -70,6 +70,9 @@ func (s *Server) policy(internet *bool, n *network) (p egress.Policy, said bool,
 	}
 	for i, text := range n.AllowOut {
 		rule, err := ruleOf(text)
+		if err == nil && rule.Domain != "" && len(rule.Ports) == 0 { // as on E2B, where names are those of HTTP and TLS
+			rule, err = egress.ParseRule(text + ":80,443/tcp")
+		}
 		if err != nil {
 			return p, said, invalid("network.allowOut[%d]: %v", i, err)
 		}

@@ -166,6 +166,20 @@ def listing(_):
             sb.kill()
 
 
+@check("Sandbox.update_network", "Sandbox.create: allow_internet_access, network")
+def networks(_):
+    if not hasattr(Sandbox, "update_network"):
+        raise Absent("this version has no update_network")
+    with fresh(allow_internet_access=False) as sb:
+        assert not sb.get_info().allow_internet_access
+    with fresh() as sb:
+        assert sb.get_info().network["allow_out"], "what the daemon allows is not shown"
+        sb.update_network({"deny_out": ["0.0.0.0/0"]})
+        same(sb.get_info().network, {"deny_out": ["0.0.0.0/0"]})
+        raises(Exception, lambda: sb.update_network({"allow_out": ["example.com"]}), "wider")
+        raises(Exception, lambda: sb.update_network({"egress_proxy": {"address": "x:1"}}), "egressProxy")
+
+
 @check("Sandbox.pause", "Sandbox.connect: resumes", slow=True)
 def pausing(_):
     sb = fresh()
