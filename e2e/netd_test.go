@@ -151,6 +151,14 @@ func (f *forkd) hears(id string, number int) {
 	})
 }
 
+// hearsNoMore says that the guest's connection, on which it only listens, ends.
+func (f *forkd) hearsNoMore(id string) {
+	f.t.Helper()
+	await(f.t, testenv.Timeout(20*time.Second), "the end of a connection whose other end is gone", func() bool {
+		return strings.TrimSpace(f.eval(id, "print(a.end)")) != ""
+	})
+}
+
 func (f *forkd) listens(id string) int {
 	f.t.Helper()
 	got := strings.TrimSpace(f.eval(id, "print(listen())"))
@@ -186,13 +194,7 @@ func TestNetworkProcess(t *testing.T) {
 	f.hears(id, number)
 
 	f.killNetwork()
-	await(t, 20*time.Second, "the end of a connection whose process is dead", func() bool {
-		if strings.TrimSpace(f.eval(id, "print(a.end)")) != "" {
-			return true
-		}
-		f.eval(id, "try: a.k.send(b'?')\nexcept OSError: pass") // a machine that only listens is told nothing
-		return false
-	})
+	f.hearsNoMore(id)
 	f.hears(id, f.listens(id))
 	if events := f.run("events", "--since", "0", "--json"); !strings.Contains(events, "network.restarted") {
 		t.Error("no event says that networks were begun anew")
@@ -210,6 +212,14 @@ func TestNetworkProcess(t *testing.T) {
 
 	f.run("suspend", id)
 	f.run("wake", id)
+	f.hearsNoMore(id)
+	f.listens(id)
+
+	// A paused guest is told when it is resumed.
+	f.run("pause", id)
+	f.killNetwork()
+	f.run("resume", id)
+	f.hearsNoMore(id)
 	f.listens(id)
 
 	f.killDaemon()
@@ -217,6 +227,7 @@ func TestNetworkProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.run("daemon", "start")
+	f.hearsNoMore(id)
 	f.hears(id, f.listens(id))
 
 	pid = networkOf(f.home)

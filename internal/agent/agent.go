@@ -103,6 +103,7 @@ func New(cfg Config, bootID string) *Agent {
 		wire.MethodPivot:    a.alone(a.pivot),
 		wire.MethodPowerOff: a.alone(a.powerOff),
 		wire.MethodInit:     a.alone(a.startInit),
+		wire.MethodSever:    a.alone(a.sever),
 
 		wire.MethodEndProcesses: a.endStarted,
 		wire.MethodConfigure:    a.configure,

@@ -177,6 +177,15 @@ func (a *Agent) renewAll(
 	return report, nil
 }
 
+// sever serves the call: the host knows that nothing has the other ends of this machine's connections any more.
+func (a *Agent) sever(_ context.Context, s *wire.Stream, _ []byte) error {
+	n, err := a.cfg.System.Sever()
+	if err != nil {
+		return err
+	}
+	return s.SendMessage(wire.SeverReply{Severed: n})
+}
+
 func checkAwaken(req *wire.AwakenRequest) error {
 	switch {
 	case len(req.Entropy) < minEntropy || len(req.Entropy) > maxEntropy:

@@ -121,6 +121,16 @@ func (c *Conn) Thaw(ctx context.Context, sandboxID string) (*wire.ThawReport, er
 	return report, nil
 }
 
+// Sever ends all connections of the guest that leave its machine. An agent that cannot do that has no network.
+func (c *Conn) Sever(ctx context.Context) error {
+	if !slices.Contains(c.hello.Features, wire.FeatureNetwork) {
+		return nil
+	}
+	ctx, cancel := within(ctx, callBound, wire.MethodSever)
+	defer cancel()
+	return c.Call(ctx, wire.MethodSever, struct{}{}, &wire.SeverReply{})
+}
+
 // Ping returns when the agent has answered.
 func (c *Conn) Ping(ctx context.Context) error {
 	ctx, cancel := within(ctx, callBound, wire.MethodPing)

@@ -36,6 +36,7 @@ type adoption struct {
 	disks   []string      // its own, the lowest first
 	memory  *memory.Image // what it was restored from
 	peer    *os.File      // of its link; may be nil
+	lost    bool          // what its link's flows were is gone
 }
 
 // giveUp leaves an adopted machine to another daemon.
@@ -196,6 +197,7 @@ func (h *Host) rebuild(a *adoption, hot *hotImage) *sandbox {
 	s.format, s.machine, s.dir, s.hot, s.mapped = rec.Format, a.machine, a.left.dir, hot, rec.Mapped
 	s.disks, s.nextDisk = a.disks, nextDisk(a.left.dir)
 	h.adoptGroup(s, rec.Ref.PID)
+	s.lost = a.lost
 	s.generation, s.state, s.from = rec.Generation+generationBlock, rec.State, h.originOf(rec)
 	for _, m := range h.snapshots {
 		if rec.Latest != "" && m.ID() == rec.Latest {
@@ -298,8 +300,7 @@ func (s *sandbox) greet(ctx context.Context) error {
 	if !slices.Contains(conn.Hello().Features, wire.FeatureThaw) {
 		return nil // of an older forkd, which captured no running machines
 	}
-	_, err = conn.Thaw(ctx, s.id)
-	return err
+	return s.goAgain(ctx, conn)
 }
 
 // keptPrefix marks hot images whose memory ended with an earlier daemon: forks do not find them and have the image made

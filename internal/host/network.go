@@ -9,6 +9,8 @@ import (
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/events"
+	"forkd.dev/forkd/internal/guest"
+	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/network"
 	"forkd.dev/forkd/internal/network/egress"
 	"forkd.dev/forkd/internal/proc"
@@ -105,6 +107,7 @@ func (h *Host) adoptLinks(ctx context.Context, adopted []*adoption) error {
 	for _, a := range adopted {
 		if slices.Contains(lost, a.record.ID) {
 			a.record.Talked = true // What the one before saw is not known any more.
+			a.lost = true
 		}
 	}
 	if len(lost) > 0 {
@@ -147,7 +150,56 @@ func (h *Host) NetworkRestarted(ids []string, reason string) {
 	for _, s := range hit {
 		s.mu.Lock()
 		s.talked = true // What the one before saw is not known any more.
+		s.lost = true
 		s.mu.Unlock()
 		h.record(s)
+		h.severLater(s)
 	}
+}
+
+// mayTalk says whether a sandbox's machine may have connections that leave it.
+func (s *sandbox) mayTalk() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.talked
+}
+
+// severLost has a guest end its connections, if their other ends are gone: whoever only listens on one would wait for ever.
+func (s *sandbox) severLost(ctx context.Context, conn *guest.Conn) error {
+	s.mu.Lock()
+	lost := s.lost
+	s.mu.Unlock()
+	if !lost {
+		return nil
+	}
+	if err := conn.Sever(ctx); err != nil {
+		return fmt.Errorf("end the connections whose other ends are gone: %w", err)
+	}
+	s.mu.Lock()
+	s.lost = false
+	s.mu.Unlock()
+	return nil
+}
+
+// severLater does that beside the caller. A guest that cannot be asked now, because it is paused, is when it is resumed.
+func (h *Host) severLater(s *sandbox) {
+	if !s.is(lineage.Running) {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return
+	}
+	h.wait.Go(func() {
+		ctx, cancel := context.WithTimeout(h.life, h.cfg.Patience)
+		defer cancel()
+		conn, err := s.guest(ctx)
+		if err == nil {
+			err = s.severLost(ctx, conn)
+		}
+		if err != nil {
+			h.log.Warn("tell a guest that its network began anew", "sandbox", s.id, "error", err)
+		}
+	})
 }

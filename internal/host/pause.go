@@ -117,8 +117,9 @@ func (s *sandbox) setPaused(ctx context.Context, paused bool) error {
 
 // goAgain is thaw for who does not want to know more.
 func (s *sandbox) goAgain(ctx context.Context, conn *guest.Conn) error {
+	severed := s.severLost(ctx, conn)
 	_, err := s.thaw(ctx, conn)
-	return err
+	return errors.Join(severed, err)
 }
 
 func (s *sandbox) is(state lineage.State) bool {

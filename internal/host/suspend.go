@@ -204,6 +204,7 @@ func (h *Host) wake(ctx context.Context, s *sandbox) error {
 	u.Add(func() { _ = os.RemoveAll(dir) })
 	woken := &sandbox{
 		id: s.id, dir: dir, hot: hot, generation: s.generation + 1, limits: s.limits, egress: s.policy(), netSpent: h.spentNetwork(s),
+		lost: s.mayTalk(),
 	}
 	u.Add(func() { _ = woken.cgroup.Remove() })
 	if err := h.restore(ctx, woken); err != nil {
@@ -247,7 +248,7 @@ func (h *Host) runAgain(s, woken *sandbox, conn *guest.Conn, rec *store.Suspende
 	u.Keep()
 	s.machine, s.conn, s.hot, s.dir, s.generation = woken.machine, conn, woken.hot, woken.dir, woken.generation
 	s.disks, s.nextDisk, s.format, s.mapped, s.cgroup = woken.disks, 1, woken.format, woken.mapped, woken.cgroup
-	s.state, s.suspended, s.console = lineage.Running, nil, nil
+	s.state, s.suspended, s.console, s.lost = lineage.Running, nil, nil, false
 	// What it writes from now on is over what it was when it was suspended, which no tag names.
 	s.from = &origin{tag: rec.Machine.Parent, snapshot: rec.Machine}
 	machine := s.machine
@@ -266,7 +267,7 @@ func (s *sandbox) rouse(ctx context.Context, within time.Duration) (*guest.Conn,
 	if err != nil {
 		return nil, fmt.Errorf("reach the agent: %w", s.because(ctx, err))
 	}
-	if _, err := conn.Thaw(ctx, s.id); err != nil {
+	if err := s.goAgain(ctx, conn); err != nil {
 		return nil, errors.Join(fmt.Errorf("let its processes run: %w", s.because(ctx, err)), conn.Close())
 	}
 	return conn, nil

@@ -4,15 +4,21 @@ package wire
 const (
 	MethodDial  = "agent.Dial"
 	MethodPorts = "agent.Ports"
+	MethodSever = "agent.Sever" // ends all connections that leave the machine, also where user processes are frozen
 )
 
 // FeatureNetwork in Hello's features says that the agent sets up the guest's network interface, severs connections when it
-// is awakened (AwakenRequest.Sever), and knows MethodDial and MethodPorts. One that does not refuses a request to awaken
+// is awakened (AwakenRequest.Sever), and knows the methods above. One that does not refuses a request to awaken
 // that asks for it.
 const FeatureNetwork = "network"
 
 // RenewedConnections in a report says that Sever was done.
 const RenewedConnections = "connections"
+
+// SeverReply is the reply to MethodSever, whose request is empty.
+type SeverReply struct {
+	Severed int `json:"severed"` // connections
+}
 
 // DialRequest connects to a service in the guest, by its loopback addresses first. After the DialReply data frames go
 // both ways as they come; a half-close is the end of one direction. The call ends when both have.
