@@ -60,6 +60,9 @@ const settings = "asyncpreemptoff=1,gcshrinkstackoff=1"
 // withSettings starts the program again with settings. Without them it works as well, only slower.
 func withSettings() {
 	if os.Getenv("GODEBUG") != settings {
+		// The runtime gives itself the hard limit and those that it starts what it began with: the customary soft limit, for
+		// programs that loop over all descriptors or use select, and a hard one to which those that know better may go.
+		_ = syscall.Setrlimit(unix.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1024, Max: 524288})
 		_ = syscall.Exec("/proc/self/exe", os.Args, []string{"GODEBUG=" + settings})
 		_ = syscall.Exec("/init", os.Args, []string{"GODEBUG=" + settings}) // proc is not mounted yet, usually
 	}

@@ -269,11 +269,6 @@ func setUpHost() error {
 	if err := syscall.Setrlimit(unix.RLIMIT_CORE, &syscall.Rlimit{Cur: 0, Max: unix.RLIM_INFINITY}); err != nil {
 		return fmt.Errorf("switch core files off: %w", err)
 	}
-	// Children inherit this: the customary soft limit, for programs that loop over all descriptors or use select, and
-	// a hard one to which those that know better may go.
-	if err := syscall.Setrlimit(unix.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 1024, Max: 524288}); err != nil {
-		return fmt.Errorf("set limit of open files: %w", err)
-	}
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_CAD_OFF) // no keyboard anyway
 	// No writing back by the clock: it jumps in a fork, every dirty page is found to be too old at once, and a disk that
 	// does not outlive the machine's memory gains nothing by it.
