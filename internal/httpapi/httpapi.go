@@ -39,6 +39,7 @@ type Server struct {
 	replies  replies
 	find     func(sandbox string) (whole string, err error) // in tests; nil: the host knows
 	services services                                       // in tests; nil: the host's
+	stall    time.Duration                                  // in tests; 0: stall
 }
 
 // Handler is the whole API.

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -219,7 +220,7 @@ func (s *Server) passOn(w http.ResponseWriter, r *http.Request) error {
 			return nil
 		},
 	}
-	proxy.ServeHTTP(&patient{ResponseWriter: w, c: c}, r)
+	proxy.ServeHTTP(&patient{ResponseWriter: w, c: c, stall: cmp.Or(s.stall, stall)}, r)
 	if failed == nil || r.Context().Err() != nil {
 		return context.Cause(r.Context())
 	}
@@ -414,16 +415,28 @@ func outside(location, prefix string, port int) string {
 	return prefix + u.String()
 }
 
-// patient gives a client a while for each piece of an answer.
+// patient gives a client a while for each piece of an answer, of which every one is flushed. Between pieces there is no deadline:
+// HTTP/2 ends a stream at its deadline though nobody writes, and HTTP/1 has it for the connection's next request.
 type patient struct {
 	http.ResponseWriter
-	c *http.ResponseController
+	c     *http.ResponseController
+	stall time.Duration
 }
 
+func (p *patient) begin() { _ = p.c.SetWriteDeadline(time.Now().Add(p.stall)) }
+
 func (p *patient) Write(b []byte) (int, error) {
-	_ = p.c.SetWriteDeadline(time.Now().Add(stall))
+	p.begin()
 	return p.ResponseWriter.Write(b)
 }
 
-// Unwrap lets http.ResponseController reach hijacking and flushing.
+// FlushError is what http.ResponseController flushes by.
+func (p *patient) FlushError() error {
+	p.begin()
+	err := p.c.Flush()
+	_ = p.c.SetWriteDeadline(time.Time{})
+	return err
+}
+
+// Unwrap lets http.ResponseController reach hijacking.
 func (p *patient) Unwrap() http.ResponseWriter { return p.ResponseWriter }

@@ -509,6 +509,86 @@ func TestIngressClientLeaves(t *testing.T) {
 	}
 }
 
+// A client that takes nothing of an answer ends the request, and frees its place.
+func TestIngressStalls(t *testing.T) {
+	ended := make(chan error, 1)
+	x := newIngress(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for piece := make([]byte, 1<<20); ; {
+			if _, err := w.Write(piece); err != nil {
+				ended <- err
+				return
+			}
+		}
+	}))
+	x.s.stall = 100 * time.Millisecond
+	conn := dialRaw(t, x)
+	sayRaw(t, conn, "/v1/sandboxes/sba/ports/8081/")
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the service still writes")
+	}
+}
+
+// A service may be silent for longer than a client may take nothing.
+func TestIngressSilence(t *testing.T) {
+	const quiet = 100 * time.Millisecond
+	x := newIngress(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		for range 2 {
+			_, _ = io.WriteString(w, "something")
+			_ = http.NewResponseController(w).Flush()
+			<-time.After(5 * quiet)
+		}
+	}))
+	x.s.stall = quiet
+	var p http.Protocols
+	p.SetUnencryptedHTTP2(true)
+	second := &http.Transport{Protocols: &p}
+	defer second.CloseIdleConnections()
+	for name, transport := range map[string]http.RoundTripper{"HTTP/1": http.DefaultTransport, "HTTP/2": second} {
+		resp, err := transport.RoundTrip(x.request(t, "GET", x.path(publicPort, "/"), ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		if err != nil || string(body) != "somethingsomething" {
+			t.Errorf("%s: %q, %v", name, body, err)
+		}
+	}
+	// The connection is as good as before.
+	conn := dialRaw(t, x)
+	answers := bufio.NewReader(conn)
+	for _, path := range []string{"/v1/sandboxes/sba/ports/8081/", "/healthz"} {
+		sayRaw(t, conn, path)
+		resp, err := http.ReadResponse(answers, nil)
+		if err == nil {
+			_, err = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+	}
+}
+
+func dialRaw(t *testing.T, x *ingressTest) net.Conn {
+	t.Helper()
+	conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(x.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func sayRaw(t *testing.T, conn net.Conn, path string) {
+	t.Helper()
+	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", path); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestHostOf(t *testing.T) {
 	s := &Server{Domain: "box.test"}
 	for name, want := range map[string]string{
