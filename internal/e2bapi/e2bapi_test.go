@@ -198,9 +198,27 @@ func TestSigned(t *testing.T) {
 			q.Set("signature_expiration", c.until)
 		}
 		r := httptest.NewRequestWithContext(t.Context(), c.method, "/files?"+q.Encode(), nil)
-		if got := s.signed(r, c.signature, c.sandbox); got != c.want {
+		sig, ok := signatureOf(r)
+		if got := ok && s.signed(sig, c.sandbox); got != c.want {
 			t.Errorf("%s: %v", c.name, got)
 		}
+		if r.SetBasicAuth("root", ""); fileUser(r) != c.user {
+			t.Errorf("%s: a header makes it %q's, signed is %q", c.name, fileUser(r), c.user)
+		}
+	}
+	for name, q := range map[string]url.Values{
+		"a short signature": {"path": {"/a"}, "signature": {"v1_x"}},
+		"a long one":        {"path": {"/a"}, "signature": {strings.Repeat("x", 1<<16)}},
+		"a long path":       {"path": {strings.Repeat("a", maxSigned+1)}, "signature": {sign("/a", "read", "", "")}},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), "GET", "/files?"+q.Encode(), nil)
+		if _, ok := signatureOf(r); ok {
+			t.Errorf("%s is tried on every sandbox", name)
+		}
+	}
+	r := httptest.NewRequestWithContext(t.Context(), "GET", "/files?path=a", nil)
+	if r.SetBasicAuth("me", ""); fileUser(r) != "me" {
+		t.Errorf("a URL that is not signed is %q's", fileUser(r))
 	}
 }
 

@@ -112,38 +112,57 @@ func (s *Server) fileToken(r *http.Request, shown string) (access.Token, bool) {
 	if r.URL.Query().Get("signature") == "" {
 		return s.envdToken(r, shown)
 	}
-	if !s.signed(r, shown, id) {
+	if sig, ok := signatureOf(r); !ok || !s.signed(sig, id) {
 		return access.Token{}, false
 	}
 	return access.Token{ID: "e2b-" + id, Name: "e2b-signature", Scope: access.Use, Sandbox: id}, true
 }
 
-// signed reports whether a URL's signature is a sandbox's, and still good: path, what is done, as whom, and until when, under
-// the token.
-func (s *Server) signed(r *http.Request, signature, id string) bool {
+// signature is what a signed URL says: path, what is done, as whom, and until when.
+type signature struct{ shown, path, operation, user, until string }
+
+const (
+	signatureLength = len("v1_") + 43 // a SHA-256 in base64
+	maxSigned       = 4096            // of a path, and of a user's name
+)
+
+// signatureOf reads the signature of a request; none that is over, and none that cannot be one: strangers have each tried on
+// every sandbox.
+func signatureOf(r *http.Request) (signature, bool) {
 	q := r.URL.Query()
-	operation := "write"
+	sig := signature{q.Get("signature"), q.Get("path"), "write", q.Get("username"), q.Get("signature_expiration")}
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
-		operation = "read"
+		sig.operation = "read"
 	}
-	text := q.Get("path") + ":" + operation + ":" + q.Get("username") + ":" + s.Seed.Token(forEnvd, id)
-	if until := q.Get("signature_expiration"); until != "" {
-		at, err := strconv.ParseInt(until, 10, 64)
-		if err != nil || time.Now().Unix() > at {
-			return false
-		}
-		text += ":" + until
+	if len(sig.shown) != signatureLength || len(sig.path) > maxSigned || len(sig.user) > maxSigned {
+		return sig, false
+	}
+	if sig.until == "" {
+		return sig, true
+	}
+	at, err := strconv.ParseInt(sig.until, 10, 64)
+	return sig, err == nil && len(sig.until) < 20 && time.Now().Unix() <= at
+}
+
+// signed reports whether a signature was made with a sandbox's token.
+func (s *Server) signed(sig signature, id string) bool {
+	text := sig.path + ":" + sig.operation + ":" + sig.user + ":" + s.Seed.Token(forEnvd, id)
+	if sig.until != "" {
+		text += ":" + sig.until
 	}
 	sum := sha256.Sum256([]byte(text))
 	want := "v1_" + base64.RawStdEncoding.EncodeToString(sum[:])
-	return subtle.ConstantTimeCompare([]byte(want), []byte(signature)) == 1
+	return subtle.ConstantTimeCompare([]byte(want), []byte(sig.shown)) == 1
 }
 
 // signedFor is the sandbox whose signature a URL has, or "".
 func (s *Server) signedFor(r *http.Request) string {
-	signature := r.URL.Query().Get("signature")
+	sig, ok := signatureOf(r)
+	if !ok {
+		return ""
+	}
 	for _, id := range s.Host.SandboxIDs() {
-		if s.signed(r, signature, id) {
+		if s.signed(sig, id) {
 			return id
 		}
 	}

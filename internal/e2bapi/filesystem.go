@@ -172,9 +172,11 @@ func (s *Server) removeWatcher(w http.ResponseWriter, r *http.Request) error {
 	return done(w, s.unary(r, wire.MethodWatcherRemove, req, nil))
 }
 
-// fileUser is as which user files are read and written: the URL says it, or the header.
+// fileUser is as which user files are read and written: the URL says it, or the header. Of a signed URL nothing else counts: the
+// header is not signed, and would let whom it was given to act as anybody.
 func fileUser(r *http.Request) string {
-	if user := r.URL.Query().Get("username"); user != "" {
+	q := r.URL.Query()
+	if user := q.Get("username"); user != "" || q.Get("signature") != "" {
 		return user
 	}
 	return userOf(r)
