@@ -14,7 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 
 	"forkd.dev/forkd/internal/network"
 	"forkd.dev/forkd/internal/network/egress"
@@ -204,6 +206,43 @@ func TestUnreadIsBounded(t *testing.T) {
 		t.Errorf("%d MiB are held for %d connections", held, flows)
 	} else {
 		t.Logf("%d MiB are held for %d connections, the guest's own among them", held, flows)
+	}
+}
+
+// TestUntakenCounts: what a guest does not take keeps its flow open, although both sides have said all they will say: a guest
+// cannot leave its host with more of it than it may have flows.
+func TestUntakenCounts(t *testing.T) {
+	payload := make([]byte, 300<<10)
+	outer := &networktest.Outer{Hosts: map[string]string{
+		"203.0.114.1:1": serve(t, func(conn net.Conn) { _, _ = conn.Write(payload) }),
+	}}
+	w := start(t, network.Config{Outer: outer, Policy: policy(t, "203.0.114.1")})
+	small := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: 4096, Max: 4096}
+	if err := w.Stack.SetTransportProtocolOption(tcp.ProtocolNumber, &small); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := w.DialTCP(t.Context(), "203.0.114.1:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	w.flow(t, func(f network.Flow) bool { return f.Received == int64(len(payload)) })
+	select {
+	case <-time.After(300 * time.Millisecond):
+	case <-t.Context().Done():
+	}
+	if open := w.Totals().Open; open != 1 {
+		t.Errorf("%d flows are open, while the guest has taken nothing yet", open)
+	}
+	if got, err := io.ReadAll(conn); err != nil || len(got) != len(payload) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+	_ = conn.Close()
+	f := w.flow(t, func(f network.Flow) bool { return !f.Ended.IsZero() })
+	if f.Verdict != network.VerdictAllowed || f.Reason != "" {
+		t.Errorf("%+v", f)
 	}
 }
 

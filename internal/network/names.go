@@ -103,9 +103,11 @@ func (r *run) namesOverTCP(request *tcp.ForwarderRequest) {
 		_ = conn.SetDeadline(time.Now().Add(namesIdle))
 		message, err := readMessage(conn)
 		if err != nil {
-			if !errors.Is(err, io.EOF) {
-				guest.ep.Abort()
+			if errors.Is(err, io.EOF) {
+				c.bye()
+				return
 			}
+			guest.ep.Abort()
 			return
 		}
 		reply := r.answer(message, from, to, maxTCPMessage)
@@ -117,6 +119,16 @@ func (r *run) namesOverTCP(request *tcp.ForwarderRequest) {
 		if _, err := conn.Write(append(framed, reply...)); err != nil {
 			return
 		}
+	}
+}
+
+// bye ends the connection with the guest well, if that takes what it was sent.
+func (c *conversation) bye() {
+	ctx, cancel := context.WithTimeout(c.ctx, namesIdle)
+	defer cancel()
+	_ = c.guest.closeWrite()
+	if c.guest.settle(ctx); !c.guest.settled() {
+		c.guest.ep.Abort()
 	}
 }
 

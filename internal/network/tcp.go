@@ -104,7 +104,9 @@ func (c *conversation) hold(request *tcp.ForwarderRequest) (verdict, reason stri
 		request.Complete(true)
 		return "", plain(err)
 	}
+	c.mu.Lock()
 	c.outer = outer
+	c.mu.Unlock()
 	defer func() { _ = outer.Close() }()
 	guest, err := c.answer(request)
 	if err != nil {
@@ -178,6 +180,10 @@ func (c *conversation) relay() (verdict, reason string) {
 	err := <-up
 	if err == nil {
 		err = down
+	}
+	if err == nil {
+		_ = c.outer.Close()
+		c.guest.settle(c.ctx)
 	}
 	c.guest.close()
 	if no, ok := errors.AsType[*refusedError](errors.Join(err, down)); ok {
@@ -332,6 +338,30 @@ func (g *guestEnd) close() {
 		g.queue.EventUnregister(&g.writing)
 		g.ep.Close()
 	})
+}
+
+// settle waits until the guest has taken everything, the end included, after which nothing of the connection is kept. The
+// stack would keep it for a guest that takes nothing for as long as that lives, and does not count what it keeps: until
+// then a flow is open.
+func (g *guestEnd) settle(ctx context.Context) {
+	for wait := time.Millisecond; !g.settled(); wait = min(2*wait, time.Second) {
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+	}
+}
+
+func (g *guestEnd) settled() bool {
+	switch tcp.EndpointState(g.ep.State()) {
+	case tcp.StateEstablished, tcp.StateCloseWait, tcp.StateFinWait1, tcp.StateClosing, tcp.StateLastAck:
+		return false
+	default:
+		return true
+	}
 }
 
 // read waits for bytes of the guest's, if patience is not 0 no longer than that. The buffer is to be released.
