@@ -289,7 +289,7 @@ func hostOf(authority string) (string, error) {
 	if port != "" && (port[0] != ':' || len(port) > 6 || strings.Trim(port[1:], "0123456789") != "") {
 		return "", malformed("a host whose port is no number")
 	}
-	if !visible(host) || strings.ContainsAny(host, "@/\\?#,") {
+	if len(host) > maxName || !visible(host) || strings.ContainsAny(host, "@/\\?#,") {
 		return "", malformed("a host that is none")
 	}
 	return host, nil

@@ -15,6 +15,9 @@ import (
 	"sync/atomic"
 )
 
+// maxName is longer than any name or address of a server. Whoever hears of a finding keeps its name.
+const maxName = 255
+
 // maxEarly bounds what passes of a slow flow before it is clear what that is.
 const maxEarly = 4 << 10
 
@@ -41,7 +44,7 @@ const (
 // A Finding is what a Scanner asks about.
 type Finding struct {
 	Kind Kind
-	// Name is the server's, as it was written, without a port; visible ASCII. Empty: none was named.
+	// Name is the server's, as it was written, without a port; visible ASCII, 255 bytes at most. Empty: none was named.
 	Name string
 	// Hidden: the client hello is an encrypted one's outer part, and Name is not where it leads.
 	Hidden bool

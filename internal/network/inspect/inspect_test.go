@@ -162,6 +162,8 @@ func httpCases() map[string][3]string {
 		"proxy's header, binary":     {"\r\n\r\n\x00\r\nQUIT\n!" + get, "", "proxy's connection"},
 		"tunnels":                    {strings.Repeat("CONNECT a.example:80 HTTP/1.1\r\n\r\n", 3), strings.Repeat("http:a.example, ", 2) + "http:a.example", "tunnels within tunnels"},
 		"head too large":             {"GET / HTTP/1.1\r\nX: " + strings.Repeat("y", MaxHeld) + "\r\n\r\n", "", "do not say which server"},
+		"long host":                  {"GET / HTTP/1.1\r\nHost: " + strings.Repeat("a", 256) + "\r\n\r\n", "", "a host that is none"},
+		"long host of a URL":         {"GET http://" + strings.Repeat("a", 256) + "/ HTTP/1.1\r\n\r\n", "", "a host that is none"},
 		"head without end":           {"GET / HTTP/1.1\r\nHost: a.example\r\n", "", "ends before"},
 		"line without end":           {"GET ", "", "ends before"},
 	}
@@ -258,6 +260,7 @@ func tlsCases() map[string][3]string {
 		"other kind of name":       {string(hello("", extension(0, prefixed(2, slices.Concat([]byte{1}, prefixed(2, []byte("a.example"))))))), "", "server name"},
 		"empty name":               {string(hello("", extension(0, prefixed(2, []byte{0, 0, 0})))), "", "server name"},
 		"NUL in name":              {string(hello("a.example\x00.evil.example")), "", "server name"},
+		"long name":                {string(hello(strings.Repeat("a", 256))), "", "server name"},
 		"bytes after the name":     {string(hello("", extension(0, slices.Concat(prefixed(2, slices.Concat([]byte{0}, prefixed(2, []byte("a.example")))), []byte{0})))), "", "server name"},
 		"alert first":              {string(record(21, []byte{1, 0})) + string(hello("evil.example")), "", "begin with a client hello"},
 		"data first":               {data + a, "", "begin with a client hello"},

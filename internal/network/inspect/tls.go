@@ -209,7 +209,7 @@ func serverName(c *cursor) (string, bool) {
 	list := c.vector(2)
 	kind := list.number(1)
 	name := string(list.vector(2).b)
-	return name, c.done() && list.done() && kind == 0 && name != "" && visible(name)
+	return name, c.done() && list.done() && kind == 0 && name != "" && len(name) <= maxName && visible(name)
 }
 
 func visible(text string) bool {
