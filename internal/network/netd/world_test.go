@@ -1,9 +1,11 @@
 package netd
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"forkd.dev/forkd/internal/network/egress"
 )
@@ -37,5 +39,24 @@ func TestWorld(t *testing.T) {
 			_ = conn.Close()
 			t.Errorf("%q is dialled", address)
 		}
+	}
+}
+
+// TestWorldCannotTell: while the host's addresses cannot be listed, every address may be one of them.
+func TestWorldCannotTell(t *testing.T) {
+	w := newWorld()
+	list := w.addrs
+	w.addrs = func() ([]net.Addr, error) { return nil, errors.New("too many open files") }
+	other := netip.MustParseAddr("203.0.114.1")
+	if !w.Own(other) {
+		t.Error("an address is known for another's, although nothing is known")
+	}
+	w.addrs = list
+	if w.Own(other) {
+		t.Error("an address of nobody's is taken for the host's")
+	}
+	w.asOf, w.addrs = time.Now().Add(-2*ownFor), func() ([]net.Addr, error) { return nil, errors.New("too many open files") }
+	if !w.Own(other) {
+		t.Error("an old list is believed")
 	}
 }
