@@ -115,7 +115,7 @@ func (s *Server) of() services {
 }
 
 // forService marks a request for a service, which shows its token in its own way, and lets everybody in where the port is
-// public. Who shows a token is asked all the same: it may be another's.
+// public, whatever they show.
 func (s *Server) forService(r *http.Request, op operation, byHost bool) (*http.Request, operation) {
 	to := &ingressTo{byHost: byHost}
 	port, err := portNumber(r)
@@ -290,7 +290,8 @@ func (c *usedConn) Close() error {
 	return c.Conn.Close()
 }
 
-// rewrite makes the request for the service of the client's. Nothing of a token's form gets into a guest, wherever it stands.
+// rewrite makes the request for the service of the client's. Nothing of a token's form gets into a guest in a header or
+// the query; no token is read from the path.
 func rewrite(p *httputil.ProxyRequest, to *ingressTo, id string, port int) {
 	out := p.Out
 	inside := fmt.Sprintf("localhost:%d", port)
@@ -378,7 +379,9 @@ func confine(resp *http.Response, to *ingressTo, id string, port int) {
 		prefix = ""
 	} else {
 		h.Add("Content-Security-Policy", "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts")
-		for _, name := range []string{"Service-Worker-Allowed", "Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc", "Public-Key-Pins"} {
+		for _, name := range []string{
+			"Service-Worker-Allowed", "Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc", "Public-Key-Pins", "Nel", "Report-To",
+		} {
 			h.Del(name)
 		}
 		if location := h.Get("Location"); location != "" {
@@ -386,10 +389,7 @@ func confine(resp *http.Response, to *ingressTo, id string, port int) {
 		}
 	}
 	cookies := resp.Cookies()
-	if len(cookies) == 0 {
-		return
-	}
-	h.Del("Set-Cookie")
+	h.Del("Set-Cookie") // also those that cannot be read here: a browser may
 	for _, c := range cookies {
 		c.Domain, c.Raw = "", ""
 		if prefix != "" {
