@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -104,6 +105,9 @@ func TestPage(t *testing.T) {
 	_, token = get(list, "")
 	if got, _ := get([]string{"a", "c", "d", "e"}, token); cmp.Diff([]string{"d", "e"}, got) != "" {
 		t.Errorf("the last of the page before is gone: %q", got) // c was moved to its place
+	}
+	if got, _ := get(list, hex.EncodeToString([]byte("x -5"))); cmp.Diff([]string{"a", "b"}, got) != "" {
+		t.Errorf("a place before the first: %q", got)
 	}
 	for _, bad := range []url.Values{{"limit": {"0"}}, {"limit": {"101"}}, {"limit": {"x"}}, {"nextToken": {"zz"}}} {
 		if _, err := page(httptest.NewRecorder(), bad, list, id); err == nil {

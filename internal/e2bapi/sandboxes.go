@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"forkd.dev/forkd/api"
@@ -388,7 +389,7 @@ func page[T any](w http.ResponseWriter, q url.Values, list []T, id func(T) strin
 		from := slices.IndexFunc(list, func(v T) bool { return id(v) == at })
 		if from < 0 { // it is gone: by its place then
 			n, _ := strconv.Atoi(past)
-			from = min(n, len(list)) - 1
+			from = min(max(n, 0), len(list)) - 1
 		}
 		list = list[from+1:]
 		skipped = from + 1
@@ -799,15 +800,22 @@ func (s *Server) manyMetrics(w http.ResponseWriter, r *http.Request) error {
 		return invalid("sandbox_ids names %d sandboxes; at most 100", len(ids))
 	}
 	out := map[string]metric{}
-	for _, id := range ids {
-		v, err := s.Host.Peek(id)
-		if err != nil || v.ID != id {
-			continue
-		}
-		if m, err := s.measure(r.Context(), v); err == nil && m != nil {
-			out[id] = *m
-		}
+	var mu sync.Mutex
+	var asked sync.WaitGroup
+	for _, id := range ids { // all at once: a guest that does not answer keeps the others from nothing
+		asked.Go(func() {
+			v, err := s.Host.Peek(id)
+			if err != nil || v.ID != id {
+				return
+			}
+			if m, err := s.measure(r.Context(), v); err == nil && m != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				out[id] = *m
+			}
+		})
 	}
+	asked.Wait()
 	return reply(w, http.StatusOK, map[string]any{"sandboxes": out})
 }
 
