@@ -33,6 +33,7 @@ import (
 const (
 	keptBuilds  = 200
 	maxLogs     = 20_000
+	maxLogBytes = 1 << 20 // of one build: what steps print is theirs to choose
 	maxUpload   = 8 << 30
 	logsPerPage = 100
 	forUpload   = "upload"
@@ -51,11 +52,12 @@ type templateJob struct {
 	id, tag     string
 	cpus        int
 	memoryBytes int64
-	lines       []int // which step, from 1, each line of its Dockerfile is of; 0: of the base
 
 	mu     sync.Mutex
+	lines  []int // which step, from 1, each line of its Dockerfile is of; 0: of the base
 	status string
 	logs   []buildLog
+	said   int // bytes of logs
 	reason *buildReason
 }
 
@@ -83,9 +85,14 @@ type buildReason struct {
 func (j *templateJob) say(level, step, format string, args ...any) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if len(j.logs) < maxLogs {
-		j.logs = append(j.logs, buildLog{time.Now().UTC(), level, fmt.Sprintf(format, args...), step})
+	if len(j.logs) >= maxLogs || j.said >= maxLogBytes {
+		return
 	}
+	words := fmt.Sprintf(format, args...)
+	if j.said += len(words); len(j.logs) == maxLogs-1 || j.said >= maxLogBytes {
+		level, words = "warn", "what comes after this is left out: it is too much"
+	}
+	j.logs = append(j.logs, buildLog{time.Now().UTC(), level, words, step})
 }
 
 func (b *builds) add(j *templateJob) {
@@ -261,18 +268,21 @@ func (s *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 	if present(spec.Registry) {
 		return unsupported("fromImageRegistry: registries are opened by the docker configuration of the daemon's user here")
 	}
-	text, err := s.dockerfileOf(j, &spec)
+	text, lines, err := s.dockerfileOf(&spec)
 	if err != nil {
 		return err
 	}
 	j.mu.Lock()
 	begun := j.status != buildWaiting
 	if !begun {
-		j.status = buildRuns
+		j.status, j.lines = buildRuns, lines
 	}
 	j.mu.Unlock()
 	if begun {
 		return &api.Error{Code: api.CodeWrongState, Message: fmt.Sprintf("build %s has begun already", j.id)}
+	}
+	if spec.FromTemplate != "" && (j.cpus != 0 || j.memoryBytes != 0) {
+		j.say("warn", "", "cpuCount and memoryMB are not used: a template that stands on another has its machine")
 	}
 	httpapi.NoteCreated(r, "snapshot", j.tag)
 	s.builds.wait.Go(func() {
@@ -291,7 +301,7 @@ func (s *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 
 var linePattern = regexp.MustCompile(`\btemplate:(\d+):`)
 
-// stepOf finds which step a message is about.
+// stepOf finds which step a message is about. It is called with mu held.
 func (j *templateJob) stepOf(message string) string {
 	m := linePattern.FindStringSubmatch(message)
 	if m == nil {
@@ -343,17 +353,17 @@ func (s *Server) baseOf(spec *templateSpec) (from, user, dir string, err error) 
 const makeUser = `id -u user >/dev/null 2>&1 || useradd --create-home --shell /bin/bash user || adduser -D -s /bin/bash user
 if command -v sudo >/dev/null; then mkdir -p /etc/sudoers.d; echo 'user ALL=(ALL:ALL) NOPASSWD: ALL' >/etc/sudoers.d/user; fi`
 
-// dockerfileOf makes a Dockerfile of a template: its steps are those of one.
-func (s *Server) dockerfileOf(j *templateJob, spec *templateSpec) ([]byte, error) {
+// dockerfileOf makes a Dockerfile of a template: its steps are those of one. Lines are as templateJob has them.
+func (s *Server) dockerfileOf(spec *templateSpec) (text []byte, lines []int, err error) {
 	from, user, dir, err := s.baseOf(spec)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var b bytes.Buffer
 	write := func(step int, text string) {
 		b.WriteString(text + "\n")
 		for range strings.Count(text, "\n") + 1 {
-			j.lines = append(j.lines, step)
+			lines = append(lines, step)
 		}
 	}
 	write(0, "FROM "+from)
@@ -364,16 +374,13 @@ func (s *Server) dockerfileOf(j *templateJob, spec *templateSpec) ([]byte, error
 	for i, step := range spec.Steps {
 		line, err := step.line(&user, &dir)
 		if err != nil {
-			return nil, fmt.Errorf("step %d: %w", i+1, err)
+			return nil, nil, fmt.Errorf("step %d: %w", i+1, err)
 		}
 		write(i+1, line)
 	}
 	fmt.Fprintf(&b, "USER %s\n", user)
 	fmt.Fprintf(&b, "WORKDIR %s\n", literal(dir))
-	if spec.FromTemplate != "" && (j.cpus != 0 || j.memoryBytes != 0) {
-		j.say("warn", "", "cpuCount and memoryMB are not used: a template that stands on another has its machine")
-	}
-	return b.Bytes(), nil
+	return b.Bytes(), lines, nil
 }
 
 // literal keeps a Dockerfile from substituting variables.

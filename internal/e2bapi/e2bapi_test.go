@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -274,8 +275,7 @@ func TestPolicy(t *testing.T) {
 func TestDockerfile(t *testing.T) {
 	hash := strings.Repeat("ab", 32)
 	s := New(Config{})
-	j := &templateJob{}
-	text, err := s.dockerfileOf(j, &templateSpec{FromImage: "python:3.12", Steps: []templateStep{
+	text, steps, err := s.dockerfileOf(&templateSpec{FromImage: "python:3.12", Steps: []templateStep{
 		{Type: "ENV", Args: []string{"A", `x "y" $Z \ z`, "B", "2"}},
 		{Type: "RUN", Args: []string{"echo \"$A\"\necho '$B' \\", "root"}},
 		{Type: "WORKDIR", Args: []string{"/with space"}},
@@ -297,15 +297,15 @@ func TestDockerfile(t *testing.T) {
 		}
 	}
 	lines := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
-	for i, line := range lines[:len(j.lines)] {
-		if strings.Contains(line, `"id"`) && j.lines[i] != 6 {
-			t.Errorf("line %d is of step %d", i+1, j.lines[i])
+	for i, line := range lines[:len(steps)] {
+		if strings.Contains(line, `"id"`) && steps[i] != 6 {
+			t.Errorf("line %d is of step %d", i+1, steps[i])
 		}
-		if strings.HasPrefix(line, "FROM") && j.lines[i] != 0 {
-			t.Errorf("FROM is of step %d", j.lines[i])
+		if strings.HasPrefix(line, "FROM") && steps[i] != 0 {
+			t.Errorf("FROM is of step %d", steps[i])
 		}
 	}
-	if got := j.stepOf("build x: template:2: no"); got != "base" {
+	if got := (&templateJob{lines: steps}).stepOf("build x: template:2: no"); got != "base" {
 		t.Errorf("line 2 is of step %q", got)
 	}
 	for _, bad := range []templateStep{
@@ -317,8 +317,47 @@ func TestDockerfile(t *testing.T) {
 		{Type: "COPY", Args: []string{"a", "b"}, Hash: "../x"},
 		{Type: "COPY", Args: []string{"a"}, Hash: hash},
 	} {
-		if _, err := s.dockerfileOf(&templateJob{}, &templateSpec{FromImage: "x", Steps: []templateStep{bad}}); err == nil {
+		if _, _, err := s.dockerfileOf(&templateSpec{FromImage: "x", Steps: []templateStep{bad}}); err == nil {
 			t.Errorf("%+v is taken", bad)
+		}
+	}
+}
+
+// TestStartedTwice: who starts a build twice changes nothing of it, whenever it comes (with -race).
+func TestStartedTwice(t *testing.T) {
+	s := New(Config{})
+	j := &templateJob{id: "b", tag: "t", status: buildRuns, lines: []int{0, 1}}
+	s.builds.add(j)
+	var both sync.WaitGroup
+	for range 2 {
+		both.Go(func() {
+			r := httptest.NewRequestWithContext(t.Context(), "POST", "/", strings.NewReader(`{"fromImage":"x","steps":[{"type":"RUN","args":["id"]}]}`))
+			r.SetPathValue("build", "b")
+			r.SetPathValue("template", "t")
+			if err := s.startBuild(httptest.NewRecorder(), r); err == nil || !strings.Contains(err.Error(), "has begun already") {
+				t.Errorf("it is begun again: %v", err)
+			}
+		})
+	}
+	both.Wait()
+	if diff := cmp.Diff([]int{0, 1}, j.lines); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestLogsBounded: a step that prints without end takes no memory without end, and the last line says that some are missing.
+func TestLogsBounded(t *testing.T) {
+	for name, line := range map[string]string{"long": strings.Repeat("x", 100_000), "short": "x"} {
+		j := &templateJob{}
+		for range maxLogs + 10 {
+			j.say("info", "", "%s", line)
+		}
+		bytes := 0
+		for _, l := range j.logs {
+			bytes += len(l.Message)
+		}
+		if last := j.logs[len(j.logs)-1]; bytes > maxLogBytes+1000 || len(j.logs) > maxLogs || last.Level != "warn" {
+			t.Errorf("%s lines: %d of %d bytes, the last is %.40q", name, len(j.logs), bytes, last.Message)
 		}
 	}
 }
