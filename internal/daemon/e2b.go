@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"path/filepath"
+	"time"
 
 	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/e2bapi"
@@ -17,8 +18,12 @@ func withE2B(life context.Context, cfg Config, s *httpapi.Server) (handler http.
 	if err != nil {
 		return nil, nil, err
 	}
+	uploads := filepath.Join(cfg.Home.Cache(), "e2b")
+	if err := e2bapi.SweepUploads(uploads, time.Now()); err != nil {
+		cfg.Log.Warn("sweep the files of templates' builds", "error", err)
+	}
 	e := e2bapi.New(e2bapi.Config{
-		Host: s.Host, API: s, Seed: seed, Domain: cfg.Domain, Egress: cfg.E2BEgress, Log: cfg.Log, Life: life, Uploads: filepath.Join(cfg.Home.Cache(), "e2b"),
+		Host: s.Host, API: s, Seed: seed, Domain: cfg.Domain, Egress: cfg.E2BEgress, Log: cfg.Log, Life: life, Uploads: uploads,
 	})
 	return e.Handler(s.Handler()), e.Wait, nil //nolint:contextcheck // Each request has its own.
 }

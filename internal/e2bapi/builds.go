@@ -169,7 +169,7 @@ func (s *Server) newTemplate(w http.ResponseWriter, r *http.Request) error {
 	})
 }
 
-// Files of a build's context are uploaded by their digest, to a link that opens nothing else.
+// Files of a build's context are uploaded by their digest, to a link that opens nothing else, for a while.
 
 var digestPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
@@ -193,10 +193,21 @@ func (s *Server) uploadLink(w http.ResponseWriter, r *http.Request) error {
 	if r.TLS != nil {
 		scheme = "https"
 	}
+	until := strconv.FormatInt(time.Now().Add(linkTime).Unix(), 10)
 	return reply(w, http.StatusCreated, map[string]any{
 		"present": false,
-		"url":     fmt.Sprintf("%s://%s/templates/files/%s?token=%s", scheme, r.Host, hash, s.Seed.Token(forUpload, hash)),
+		"url":     fmt.Sprintf("%s://%s/templates/files/%s?until=%s&token=%s", scheme, r.Host, hash, until, s.Seed.Token(forUpload, hash+" "+until)),
 	})
+}
+
+// linkTime is how long an upload may be begun.
+const linkTime = time.Hour
+
+// linked reports whether an upload has such a link.
+func (s *Server) linked(r *http.Request, shown string) bool {
+	until := r.URL.Query().Get("until")
+	at, err := strconv.ParseInt(until, 10, 64)
+	return err == nil && time.Now().Unix() <= at && s.Seed.Is(shown, forUpload, r.PathValue("hash")+" "+until)
 }
 
 // uploads is the route that such a link leads to.
@@ -206,11 +217,12 @@ func (s *Server) uploads() *http.ServeMux {
 		Shown:   func(r *http.Request) (string, bool) { return r.URL.Query().Get("token"), r.URL.Query().Has("token") },
 		Sandbox: func(*http.Request) string { return "" },
 		Known: func(r *http.Request, shown string) (access.Token, bool) {
-			return access.Token{ID: "e2b-upload", Name: "e2b-upload", Scope: access.Manage}, s.Seed.Is(shown, forUpload, r.PathValue("hash"))
+			return access.Token{ID: "e2b-upload", Name: "e2b-upload", Scope: access.Manage}, s.linked(r, shown)
 		},
 	}, []route{{"PUT /templates/files/{hash}", access.Manage, s.takeUpload}})
 }
 
+// takeUpload keeps the first upload of a digest: builds of others may rely on what it has by now.
 func (s *Server) takeUpload(w http.ResponseWriter, r *http.Request) (err error) {
 	file, err := s.uploadPath(r.PathValue("hash"))
 	if err != nil {
@@ -223,19 +235,35 @@ func (s *Server) takeUpload(w http.ResponseWriter, r *http.Request) (err error) 
 	if err != nil {
 		return fmt.Errorf("keep an upload: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
+	defer os.Remove(f.Name())
 	_, err = io.Copy(f, http.MaxBytesReader(w, r.Body, maxUpload))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return fmt.Errorf("keep an upload: %w", err)
 	}
-	if err := os.Rename(f.Name(), file); err != nil {
+	if err := os.Link(f.Name(), file); err != nil && !errors.Is(err, os.ErrExist) {
 		return fmt.Errorf("keep an upload: %w", err)
 	}
 	return empty(w, http.StatusOK)
+}
+
+// uploadsKept is how long the files of a build are kept that no build has used since.
+const uploadsKept = 30 * 24 * time.Hour
+
+// SweepUploads removes what nobody has used for long, and what an earlier daemon has not taken whole. It is called before any
+// request is served.
+func SweepUploads(dir string, now time.Time) error {
+	list, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	for _, e := range list {
+		info, infoErr := e.Info()
+		if infoErr == nil && digestPattern.MatchString(e.Name()) && now.Sub(info.ModTime()) <= uploadsKept {
+			continue
+		}
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+	}
+	return err
 }
 
 // templateSpec is what to build.
@@ -473,19 +501,21 @@ func (s *Server) contextOf(dir string, spec *templateSpec) (*dockerfile.Context,
 	}
 	c := dockerfile.NewContext(spool)
 	seen := map[string]bool{}
+	left := int64(maxUpload)
 	for i, step := range spec.Steps {
 		if step.Type != "COPY" || seen[step.Hash] {
 			continue
 		}
 		seen[step.Hash] = true
-		if err := s.addUpload(c, step.Hash); err != nil {
+		if err := s.addUpload(c, step.Hash, &left); err != nil {
 			return nil, errors.Join(fmt.Errorf("step %d: %w", i+1, err), c.Close())
 		}
 	}
 	return c, nil
 }
 
-func (s *Server) addUpload(c *dockerfile.Context, hash string) error {
+// addUpload adds an upload to the context, of which so many bytes are left.
+func (s *Server) addUpload(c *dockerfile.Context, hash string, left *int64) error {
 	file, err := s.uploadPath(hash)
 	if err != nil {
 		return err
@@ -498,6 +528,8 @@ func (s *Server) addUpload(c *dockerfile.Context, hash string) error {
 		return fmt.Errorf("read an upload: %w", err)
 	}
 	defer f.Close()
+	now := time.Now()
+	_ = os.Chtimes(file, now, now) // it is in use; one that is swept is uploaded again
 	in := bufio.NewReader(f)
 	var source io.Reader = in
 	if magic, err := in.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
@@ -506,7 +538,6 @@ func (s *Server) addUpload(c *dockerfile.Context, hash string) error {
 		}
 	}
 	t := tar.NewReader(source)
-	var total int64
 	for {
 		h, err := t.Next()
 		if errors.Is(err, io.EOF) {
@@ -515,8 +546,8 @@ func (s *Server) addUpload(c *dockerfile.Context, hash string) error {
 		if err != nil {
 			return invalid("the upload %.12s… is no tar stream: %v", hash, err)
 		}
-		if total += h.Size; total > maxUpload {
-			return invalid("the upload %.12s… has more than %d bytes", hash, int64(maxUpload))
+		if *left -= h.Size; *left < 0 {
+			return invalid("the upload %.12s…: the files of a build have more than %d bytes", hash, int64(maxUpload))
 		}
 		name := strings.TrimPrefix(path.Clean("/"+h.Name), "/")
 		if name == "" {

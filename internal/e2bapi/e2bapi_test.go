@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -319,6 +320,71 @@ func TestDockerfile(t *testing.T) {
 	} {
 		if _, _, err := s.dockerfileOf(&templateSpec{FromImage: "x", Steps: []templateStep{bad}}); err == nil {
 			t.Errorf("%+v is taken", bad)
+		}
+	}
+}
+
+// TestUploads: a link is of one digest and for a while, and what was uploaded first stays.
+func TestUploads(t *testing.T) {
+	dir := t.TempDir()
+	seed, err := access.OpenSeed(filepath.Join(dir, "seed"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := New(Config{Seed: seed, Uploads: filepath.Join(dir, "uploads")})
+	hash, other := strings.Repeat("ab", 32), strings.Repeat("cd", 32)
+	request := func(method, hash, query, body string) *http.Request {
+		r := httptest.NewRequestWithContext(t.Context(), method, "/x?"+query, strings.NewReader(body))
+		r.SetPathValue("hash", hash)
+		return r
+	}
+	w := httptest.NewRecorder()
+	if err := s.uploadLink(w, request("GET", hash, "", "")); err != nil {
+		t.Fatal(err)
+	}
+	var link struct{ URL string }
+	if err := json.Unmarshal(w.Body.Bytes(), &link); err != nil {
+		t.Fatal(err)
+	}
+	u, err := url.Parse(link.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, before := u.Query().Get("token"), fmt.Sprint(time.Now().Unix()-1)
+	for name, c := range map[string]struct {
+		hash, query, shown string
+		want               bool
+	}{
+		"as given":       {hash, u.RawQuery, token, true},
+		"another digest": {other, u.RawQuery, token, false},
+		"no time":        {hash, "", token, false},
+		"another time":   {hash, "until=99999999999", token, false},
+		"over":           {hash, "until=" + before, seed.Token(forUpload, hash+" "+before), false},
+	} {
+		if got := s.linked(request("PUT", c.hash, c.query, ""), c.shown); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	for _, text := range []string{"first", "second"} {
+		if err := s.takeUpload(httptest.NewRecorder(), request("PUT", hash, "", text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := os.ReadFile(filepath.Join(s.Uploads, hash)); string(got) != "first" || err != nil {
+		t.Errorf("%q, %v: another's upload took its place", got, err)
+	}
+	if err := os.WriteFile(filepath.Join(s.Uploads, "part-1"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		later time.Duration
+		left  int
+	}{{uploadsKept / 2, 1}, {2 * uploadsKept, 0}} {
+		if err := SweepUploads(s.Uploads, time.Now().Add(c.later)); err != nil {
+			t.Error(err)
+		}
+		if list, err := os.ReadDir(s.Uploads); len(list) != c.left || err != nil {
+			t.Errorf("after %s %d files are left, %v", c.later, len(list), err)
 		}
 	}
 }
