@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/network/egress"
+	"forkd.dev/forkd/internal/network/inspect"
 )
 
 func (l Limits) withDefaults() Limits {
@@ -27,10 +28,11 @@ func (l Limits) withDefaults() Limits {
 // flow is a Flow that is open, or about to be.
 type flow struct {
 	Flow // guarded by flows.mu, apart from ID, Protocol, Guest, To
-	// What it was allowed by, so that it can be judged again: where it goes, which never changes, and the server that its
-	// bytes named, which flows.mu guards.
+	// What it was allowed by, so that it can be judged again: where it goes and whether its bytes are looked at, which never
+	// change, and what they said last, which flows.mu guards; nil: nothing yet.
 	destination egress.Destination
-	server      string
+	inspected   bool
+	found       *inspect.Finding
 	// cut ends it at once: the guest sees a reset. It may be called often, and by anybody.
 	cut func()
 
@@ -112,7 +114,7 @@ func (b *bucket) take(now time.Time) bool {
 }
 
 // begin enters a flow that the policy allows, unless a limit is reached: then it is refused, and nil.
-func (f *flows) begin(is Flow, to egress.Destination, cut func()) *flow {
+func (f *flows) begin(is Flow, to egress.Destination, inspected bool, cut func()) *flow {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	now := time.Now()
@@ -131,7 +133,7 @@ func (f *flows) begin(is Flow, to egress.Destination, cut func()) *flow {
 	}
 	f.last++
 	is.ID, is.Started, is.Verdict = f.last, now, VerdictAllowed
-	open := &flow{Flow: is, destination: to, cut: cut}
+	open := &flow{Flow: is, destination: to, inspected: inspected, cut: cut}
 	f.open[is.ID] = open
 	f.totals.Flows++
 	f.tell(is)
@@ -228,12 +230,13 @@ func (f *flows) tell(is Flow) {
 	}
 }
 
-// named notes the server that a flow's first bytes named, and the rule that let it pass.
-func (f *flows) named(open *flow, name, rule string) {
+// said notes what a flow's bytes said, and the rule that let it pass.
+func (f *flows) said(open *flow, found inspect.Finding, rule string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if name != "" {
-		open.Name, open.server = name, name
+	open.found = &found
+	if found.Name != "" {
+		open.Name = found.Name
 	}
 	if rule != "" {
 		open.Rule = rule

@@ -28,25 +28,38 @@ func newInspection(n *Network, open *flow) *inspection {
 
 // found asks the policy, as it is now, about what a flow's bytes say.
 func (n *Network) found(open *flow, found inspect.Finding) error {
-	to := open.destination
-	// The guest may have looked up another name of this address since.
+	to := n.destination(open)
+	for {
+		policy := n.policy.Load()
+		v := verdict(policy, to, found)
+		n.flows.said(open, found, v.Rule)
+		if !v.Allow {
+			return &refusedError{reason: v.Reason}
+		}
+		if n.policy.Load() == policy {
+			return nil
+		}
+		// A policy that came meanwhile may have judged this flow without knowing what it says now.
+	}
+}
+
+// destination is where a flow goes, with the names that the guest has looked up since and was given its address for.
+func (n *Network) destination(f *flow) egress.Destination {
+	to := f.destination
 	to.Names = append(slices.Clone(to.Names), n.pins.Names(to.AddrPort.Addr(), time.Now())...)
-	policy := n.policy.Load()
-	var v egress.Verdict
+	return to
+}
+
+// verdict is a policy's about what a flow's bytes say.
+func verdict(policy *egress.Policy, to egress.Destination, found inspect.Finding) egress.Verdict {
 	switch {
 	case found.Hidden:
-		v = policy.Hidden(to)
+		return policy.Hidden(to)
 	case found.Kind == inspect.Opaque:
-		v = policy.Opaque(to)
+		return policy.Opaque(to)
 	default:
-		v = policy.Server(to, found.Name)
+		return policy.Server(to, found.Name)
 	}
-	if !v.Allow {
-		n.flows.named(open, found.Name, v.Rule)
-		return &refusedError{reason: v.Reason}
-	}
-	n.flows.named(open, found.Name, v.Rule)
-	return nil
 }
 
 // take returns what may leave now.

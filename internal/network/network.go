@@ -88,7 +88,7 @@ func (n *Network) SetPolicy(policy egress.Policy) {
 	policy = policy.Clone()
 	n.policy.Store(&policy)
 	n.flows.setBudget(policy.BudgetBytes)
-	n.flows.cut(func(f *flow) string { return judge(&policy, f) })
+	n.flows.cut(func(f *flow) string { return n.judge(&policy, f) })
 }
 
 // Open lets frames pass, or drops them in both directions: a guest that has not confirmed yet that it is nobody's twin

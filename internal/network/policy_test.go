@@ -255,6 +255,48 @@ func TestPolicyCuts(t *testing.T) {
 	}
 }
 
+// TestPolicyCutsUnseen: a flow whose bytes nobody looked at does not go on under a policy that would look at them, and one
+// that was looked at goes on where it could begin anew.
+func TestPolicyCutsUnseen(t *testing.T) {
+	addr := []netip.Addr{netip.MustParseAddr("203.0.114.9")}
+	outer := &networktest.Outer{
+		Names: map[string][]netip.Addr{"a.example": addr, "b.example": addr}, Hosts: map[string]string{"203.0.114.9:80": echo(t)},
+	}
+	w := start(t, network.Config{Outer: outer, Policy: policy(t, "203.0.114.0/24", "a.example", "b.example")})
+	dial := func(later, text string) net.Conn {
+		conn, err := w.DialTCP(t.Context(), "203.0.114.9:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Resolver().LookupHost(t.Context(), later); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := echoed(conn, text); err != nil {
+			t.Fatal(err)
+		}
+		return conn
+	}
+	if _, err := w.Resolver().LookupHost(t.Context(), "a.example"); err != nil {
+		t.Fatal(err)
+	}
+	unseen := dial("a.example", "GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n")
+	names := policy(t, "a.example", "b.example")
+	w.SetPolicy(names)
+	if _, err := echoed(unseen, "hello"); err == nil {
+		t.Error("a connection to nobody knows whom goes on under a policy of names")
+	}
+	const request = "GET / HTTP/1.1\r\nHost: b.example\r\n\r\n"
+	seen := dial("b.example", request)
+	w.SetPolicy(names)
+	if _, err := echoed(seen, request); err != nil {
+		t.Errorf("a connection to a name that was looked up after it began, under the same policy: %v", err)
+	}
+	w.SetPolicy(policy(t, "a.example"))
+	if _, err := echoed(seen, request); err == nil {
+		t.Error("a connection to a name that is not allowed any more goes on")
+	}
+}
+
 func TestBudget(t *testing.T) {
 	outer := &networktest.Outer{Hosts: map[string]string{"203.0.114.1:7": echo(t)}}
 	p := policy(t, "203.0.114.0/24")

@@ -250,7 +250,7 @@ func (n *Network) admit(is Flow, cut func()) (open *flow, inspect bool) {
 		n.flows.refuse(is)
 		return nil, false
 	}
-	if open = n.flows.begin(is, destination, cut); open == nil {
+	if open = n.flows.begin(is, destination, v.Inspect, cut); open == nil {
 		return nil, false
 	}
 	// A policy that came meanwhile has not seen this flow when it cut others.
@@ -259,17 +259,23 @@ func (n *Network) admit(is Flow, cut func()) (open *flow, inspect bool) {
 			if f != open {
 				return ""
 			}
-			return judge(now, f)
+			return n.judge(now, f)
 		})
 	}
 	return open, v.Inspect
 }
 
 // judge is why a policy does not allow a flow that is open; empty: it does.
-func judge(policy *egress.Policy, f *flow) string {
-	v := policy.Address(f.destination)
-	if v.Allow && v.Inspect && f.server != "" {
-		v = policy.Server(f.destination, f.server)
+func (n *Network) judge(policy *egress.Policy, f *flow) string {
+	to := n.destination(f)
+	v := policy.Address(to)
+	if v.Allow && v.Inspect {
+		switch {
+		case f.found != nil:
+			v = verdict(policy, to, *f.found)
+		case !f.inspected:
+			v = egress.Verdict{Reason: "what is sent must be looked at, from its beginning"}
+		}
 	}
 	if v.Allow {
 		return ""
