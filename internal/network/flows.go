@@ -307,17 +307,27 @@ func (f *flows) pay(bytes int64) bool {
 	if budget == 0 || spent < budget {
 		return true
 	}
-	if f.broke.CompareAndSwap(false, true) {
+	if f.breaks() {
 		reason := f.spentReason()
 		f.cut(func(*flow) string { return reason })
 	}
 	return false
 }
 
+// breaks tells whether the budget, as it is now, is spent, and nobody was told so.
+func (f *flows) breaks() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	budget := f.budget.Load()
+	return budget != 0 && f.spent.Load() >= budget && f.broke.CompareAndSwap(false, true)
+}
+
 // setBudget changes it for what comes; what was spent stays spent.
 func (f *flows) setBudget(bytes int64) {
+	f.mu.Lock()
 	f.budget.Store(bytes)
 	f.broke.Store(false)
+	f.mu.Unlock()
 	f.pay(0)
 }
 
