@@ -14,6 +14,8 @@ const (
 	MaxNames = 64
 	// MaxAddresses is how many addresses a Table remembers unless it is told otherwise.
 	MaxAddresses = 4096
+	// namesEach is how many names an address has on average, at most: 4 MiB of them, of the longest, in a Table.
+	namesEach = 4
 )
 
 // A Table is safe for use by many at once.
@@ -22,6 +24,8 @@ type Table struct {
 
 	mu   sync.Mutex
 	pins map[netip.Addr][]entry
+	// names are all entries together.
+	names int
 	// sweep is when the next look at everything is due.
 	sweep time.Time
 }
@@ -45,10 +49,10 @@ func (t *Table) Add(name string, addrs []netip.Addr, now, until time.Time) {
 	defer t.mu.Unlock()
 	for _, a := range addrs {
 		a = a.Unmap()
-		old, known := t.pins[a]
-		if !known && len(t.pins) >= t.limit {
+		if _, known := t.pins[a]; !known && len(t.pins) >= t.limit || t.names >= t.limit*namesEach {
 			t.makeRoom(now)
 		}
+		old, until := t.pins[a], until
 		entries := make([]entry, 0, min(len(old)+1, MaxNames))
 		for _, e := range old {
 			if e.name == name {
@@ -61,7 +65,13 @@ func (t *Table) Add(name string, addrs []netip.Addr, now, until time.Time) {
 			entries = slices.Delete(entries, 0, len(entries)-MaxNames+1)
 		}
 		t.pins[a] = append(entries, entry{name, until})
+		t.names += len(entries) + 1 - len(old)
 	}
+}
+
+func (t *Table) forget(a netip.Addr) {
+	t.names -= len(t.pins[a])
+	delete(t.pins, a)
 }
 
 func maxTime(a, b time.Time) time.Time {
@@ -77,10 +87,10 @@ func (t *Table) makeRoom(now time.Time) {
 		t.sweep = now.Add(time.Second)
 		for a, entries := range t.pins {
 			if !last(entries).After(now) {
-				delete(t.pins, a)
+				t.forget(a)
 			}
 		}
-		if len(t.pins) < t.limit {
+		if len(t.pins) < t.limit && t.names < t.limit*namesEach {
 			return
 		}
 	}
@@ -95,7 +105,7 @@ func (t *Table) makeRoom(now time.Time) {
 			break
 		}
 	}
-	delete(t.pins, victim)
+	t.forget(victim)
 }
 
 func last(entries []entry) (until time.Time) {

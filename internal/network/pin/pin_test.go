@@ -67,6 +67,22 @@ func TestBounds(t *testing.T) {
 	if len(names) != MaxNames || names[len(names)-1] != "499.example" {
 		t.Errorf("%d names, the last %q", len(names), names[len(names)-1])
 	}
+	// Nor do many names of many addresses.
+	full := New(100)
+	for i := range 5000 {
+		a := netip.AddrFrom4([4]byte{8, 8, 8, byte(i % 100)})
+		full.Add(fmt.Sprintf("%d.example", i), []netip.Addr{a}, at(0), at(9000))
+		if got := full.Names(a, at(0)); len(got) == 0 || got[len(got)-1] != fmt.Sprintf("%d.example", i) {
+			t.Fatal("what was just given is forgotten")
+		}
+	}
+	held := 0
+	for i := range 100 {
+		held += len(full.Names(netip.AddrFrom4([4]byte{8, 8, 8, byte(i)}), at(0)))
+	}
+	if held > 400 || held != full.names {
+		t.Errorf("%d names are held, %d are counted", held, full.names)
+	}
 	// What has expired makes room for itself.
 	late := New(2)
 	late.Add("a.example", addrs("8.8.8.8", "8.8.4.4"), at(0), at(1))
