@@ -6,6 +6,10 @@ root_dir=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # The toolchain that is fetched when the machine has none: one line, also in toolchain.sha256.
 pinned_go=1.26.8
 
+# What is fetched for the TypeScript SDK when the machine's Node is too old, or has no npm.
+pinned_node=22.20.0
+pinned_npm=10.9.4
+
 # go_wanted prints the oldest Go version that go.mod accepts.
 go_wanted() {
 	sed -n 's/^go \([0-9.]*\).*/\1/p' "$root_dir/go.mod"
@@ -48,4 +52,20 @@ find_go() {
 		fi
 	done
 	return 1
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# download URL FILE
+download() {
+	if has curl; then
+		curl --fail --silent --show-error --location --retry 3 --output "$2" "$1"
+	else
+		wget --quiet --tries=3 --output-document="$2" "$1"
+	fi
+}
+
+# expected DIR FILE: DIR/FILE is the one that toolchain.sha256 names.
+expected() {
+	(cd "$1" && grep "  $2\$" "$root_dir/scripts/toolchain.sha256" | sha256sum --check --quiet --strict)
 }
