@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"forkd.dev/forkd/api"
@@ -53,11 +54,29 @@ func (s *Server) Service(foreign Operation, where func(r *http.Request) (id stri
 			for _, name := range withheld {
 				r.Header.Del(name)
 			}
+			foreign.withhold(r)
 			return s.ingress(w, r)
 		}}
 		r, op = s.forService(r, op, true)
 		s.serve(w, r, op)
 	})
+}
+
+// withhold takes a token of the protocol's out of Authorization: it has no form by which one of this API's is known.
+func (f *Operation) withhold(r *http.Request) {
+	if f.Known == nil {
+		return
+	}
+	for _, value := range r.Header.Values("Authorization") {
+		scheme, token, _ := strings.Cut(strings.TrimSpace(value), " ")
+		if !strings.EqualFold(scheme, "Bearer") {
+			continue
+		}
+		if _, ok := f.Known(r, strings.TrimSpace(token)); ok {
+			r.Header.Del("Authorization")
+			return
+		}
+	}
 }
 
 // foreignOf is the other protocol's operation that a request is for; nil: it is for this API.
