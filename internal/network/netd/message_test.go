@@ -1,6 +1,7 @@
 package netd
 
 import (
+	"context"
 	"encoding/binary"
 	"net"
 	"os"
@@ -60,6 +61,25 @@ func TestMessages(t *testing.T) {
 			}
 		}
 		closeAll(files)
+	}
+}
+
+// TestLeftInTheMiddle: descriptors of a message that never came whole are not kept.
+func TestLeftInTheMiddle(t *testing.T) {
+	a, b := sockets(t)
+	ours, machine, err := pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll([]*os.File{ours, machine})
+	se := &session{s: NewServer(nil), socket: b, ready: make(chan struct{}, 1), closed: make(chan struct{})}
+	if _, _, err := a.conn.WriteMsgUnix([]byte{0}, unix.UnixRights(descriptor(ours)), nil); err != nil {
+		t.Fatal(err)
+	}
+	a.close()
+	se.serve(context.WithoutCancel(t.Context()))
+	if len(b.files) != 1 || descriptor(b.files[0]) != -1 {
+		t.Errorf("%d descriptors, not closed", len(b.files))
 	}
 }
 

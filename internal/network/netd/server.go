@@ -340,7 +340,19 @@ func (se *session) write() {
 	}
 }
 
+// drop closes what has come or was to be sent, and is nobody's now.
+func (se *session) drop() {
+	closeAll(se.socket.files)
+	se.mu.Lock()
+	defer se.mu.Unlock()
+	for _, out := range se.queue {
+		closeAll(out.files)
+	}
+	se.queue = nil
+}
+
 func (se *session) serve(ctx context.Context) {
+	defer se.drop()
 	var writer sync.WaitGroup
 	writer.Go(se.write)
 	defer writer.Wait()
