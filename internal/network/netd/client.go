@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -269,8 +270,30 @@ func (c *Client) Flows(ctx context.Context, id string) ([]network.Flow, error) {
 		return nil, err
 	}
 	var flows []network.Flow
-	err = conn.ask(ctx, &request{Op: opFlows, ID: id}, func(r *reply, _ []*os.File) { flows = append(flows, r.Flows...) })
+	err = conn.ask(ctx, &request{Op: opFlows, ID: id}, func(r *reply, files []*os.File) {
+		closeAll(files)
+		for i := range r.Flows[:min(len(r.Flows), maxFlows-len(flows))] {
+			flows = append(flows, fit(r.Flows[i]))
+		}
+	})
 	return flows, err
+}
+
+const (
+	// maxFlows is more than a Network knows of; a process that somebody has taken over may say what it likes.
+	maxFlows = 8192
+	// maxText is longer than any name, rule or reason.
+	maxText = 1024
+)
+
+// fit is a flow as the process tells it, no larger than one can be.
+func fit(f network.Flow) network.Flow {
+	for _, text := range []*string{&f.Protocol, &f.Name, &f.Verdict, &f.Rule, &f.Reason} {
+		if len(*text) > maxText {
+			*text = strings.Clone(strings.ToValidUTF8((*text)[:maxText], ""))
+		}
+	}
+	return f
 }
 
 func (c *Client) has(id string) bool {
@@ -296,6 +319,9 @@ func (c *Client) Totals(ctx context.Context) (map[string]network.Totals, error) 
 	if err != nil {
 		return all, err
 	}
+	if conn.deaf.Load() { // Somebody waits for it already: nobody else needs to.
+		return all, ErrDown
+	}
 	now, err := c.look(ctx, conn)
 	if err != nil {
 		return all, err
@@ -306,10 +332,24 @@ func (c *Client) Totals(ctx context.Context) (map[string]network.Totals, error) 
 // look asks the process for all counters, and notes them.
 func (c *Client) look(ctx context.Context, conn *conn) (map[string]network.Totals, error) {
 	now := map[string]network.Totals{}
-	err := conn.ask(ctx, &request{Op: opTotals}, func(r *reply, _ []*os.File) { maps.Copy(now, r.Totals) })
+	c.mu.Lock()
+	for id := range c.links {
+		now[id] = network.Totals{}
+	}
+	c.mu.Unlock()
+	told := map[string]bool{}
+	err := conn.ask(ctx, &request{Op: opTotals}, func(r *reply, files []*os.File) {
+		closeAll(files)
+		for id, t := range r.Totals {
+			if _, known := now[id]; known {
+				now[id], told[id] = t, true
+			}
+		}
+	})
 	if err != nil {
 		return nil, err
 	}
+	maps.DeleteFunc(now, func(id string, _ network.Totals) bool { return !told[id] })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for id, t := range now {
@@ -400,9 +440,10 @@ func (c *Client) told(r *reply) {
 	if r.Flow == nil || c.links[r.ID] == nil {
 		return // that a machine has ended the daemon knows before
 	}
+	flow := fit(*r.Flow)
 	for w := range c.watchers[r.ID] {
 		select {
-		case w.flows <- *r.Flow:
+		case w.flows <- flow:
 		default:
 		}
 	}

@@ -3,8 +3,10 @@ package netd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 )
 
 // errClosed says that a connection has ended.
@@ -24,6 +26,8 @@ type conn struct {
 	protocol int             // it speaks
 	fresh    bool            // it has no links yet
 	has      map[string]bool // links that it had when it was found
+
+	deaf atomic.Bool // a question was not answered in its time, and nothing has been answered since
 
 	mu      sync.Mutex
 	queue   []toSend
@@ -111,13 +115,17 @@ func (c *conn) ask(ctx context.Context, req *request, each func(*reply, []*os.Fi
 	select {
 	case <-w.done:
 		if w.last.Error != "" {
-			return errors.New(w.last.Error)
+			return fmt.Errorf("%.500s", w.last.Error)
 		}
 		return nil
 	case <-c.closed:
 		return errClosed
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		err := context.Cause(ctx)
+		if errors.Is(err, ErrDown) {
+			c.deaf.Store(true)
+		}
+		return err
 	}
 }
 
@@ -164,6 +172,7 @@ func (c *conn) take(r *reply, files []*os.File) {
 		c.told(r)
 		return
 	}
+	c.deaf.Store(false)
 	c.mu.Lock()
 	defer c.mu.Unlock() // Who has stopped waiting is not called any more.
 	w := c.waiting[r.Seq]

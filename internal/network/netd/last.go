@@ -16,12 +16,13 @@ func (c *Client) TotalsOf(ctx context.Context, id string) (totals network.Totals
 	c.mu.Lock()
 	conn := c.conn
 	c.mu.Unlock()
-	if conn == nil || isClosed(conn.closed) || !c.has(id) {
+	if conn == nil || isClosed(conn.closed) || conn.deaf.Load() || !c.has(id) {
 		return totals, false
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, lastLimit, ErrDown)
 	defer cancel()
-	err := conn.ask(ctx, &request{Op: opTotals, ID: id}, func(r *reply, _ []*os.File) {
+	err := conn.ask(ctx, &request{Op: opTotals, ID: id}, func(r *reply, files []*os.File) {
+		closeAll(files)
 		totals, ok = r.Totals[id]
 	})
 	return totals, ok && err == nil

@@ -405,19 +405,22 @@ func (c *Client) dial(ctx context.Context, p *proc.Process) (*conn, error) {
 
 // Adopt goes on with the links of an earlier daemon's machines and ends all others; lost are those whose flows are gone.
 func (c *Client) Adopt(ctx context.Context, machines map[string]network.Attached) (lost []string, err error) {
-	p, conn, have := c.found(ctx)
-	old := conn != nil && conn.protocol != c.protocol
-	if old { // What another forkd says is only understood as far as its links.
+	p, conn, have := c.found(ctx, machines)
+	if conn != nil && conn.protocol != c.protocol { // What another forkd says is only understood as far as its links.
 		conn.end()
 		err = p.Kill()
 		p.Release()
 		p, conn = nil, nil
 	}
+	return c.adopt(p, conn, have, machines), err //nolint:contextcheck // What it starts lives until Leave.
+}
+
+// adopt is Adopt with what was found: a process and its connection, or neither, and copies of links.
+func (c *Client) adopt(p *proc.Process, conn *conn, have *foundLinks, machines map[string]network.Attached) (lost []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for id, m := range machines {
-		file := have[id]
-		delete(have, id)
+		file := have.files[id]
 		if file == nil {
 			lost = append(lost, id)
 			file = m.Link
@@ -430,32 +433,63 @@ func (c *Client) Adopt(ctx context.Context, machines map[string]network.Attached
 		}
 		c.links[id] = &held{file: file, policy: m.Policy.Clone(), spent: m.Spent, open: true}
 	}
-	for id, file := range have {
-		_ = file.Close()
+	for _, id := range have.others {
 		if conn != nil {
 			conn.tell(&request{Op: opDetach, ID: id})
 		}
 	}
-	if old {
+	if p == nil { // It is gone, or was ended, and flows with it.
 		lost = slices.AppendSeq(lost, maps.Keys(c.links))
 	}
 	if p != nil || len(c.links) > 0 {
 		c.tended = true
-		c.work.Go(func() { c.tend(p, conn) }) //nolint:contextcheck // What it starts lives until Leave.
+		c.work.Go(func() { c.tend(p, conn) })
 	}
 	slices.Sort(lost)
-	return slices.Compact(lost), err
+	return slices.Compact(lost)
+}
+
+// foundLinks are copies of a process's links, and the ids of those that are no machine's. The files of the others are not kept:
+// a process that somebody has taken over may hand over as many as it likes.
+type foundLinks struct {
+	files  map[string]*os.File
+	others []string
+}
+
+// maxOthers is more links than a daemon has.
+const maxOthers = 1 << 16
+
+// links asks for the links of machines.
+func (c *conn) links(ctx context.Context, machines map[string]network.Attached) (*foundLinks, error) {
+	have := &foundLinks{files: map[string]*os.File{}}
+	err := c.ask(ctx, &request{Op: opLinks}, func(r *reply, files []*os.File) {
+		for i, f := range files {
+			id := ""
+			if i < len(r.IDs) && len(r.IDs[i]) <= maxText {
+				id = r.IDs[i]
+			}
+			if _, known := machines[id]; known && have.files[id] == nil && isLink(f) {
+				have.files[id], c.has[id] = f, true
+				continue
+			} else if !known && id != "" && len(have.others) < maxOthers {
+				have.others = append(have.others, id)
+			}
+			_ = f.Close()
+		}
+	})
+	return have, err
 }
 
 // found is the process that an earlier daemon left, if it answers, and copies of its links. One that does not is ended.
-func (c *Client) found(ctx context.Context) (*proc.Process, *conn, map[string]*os.File) {
+func (c *Client) found(ctx context.Context, machines map[string]network.Attached) (*proc.Process, *conn, *foundLinks) {
+	have := &foundLinks{}
 	text, err := os.ReadFile(c.cfg.Record)
 	if err != nil {
-		return nil, nil, nil
+		return nil, nil, have
 	}
 	var rec record
 	if json.Unmarshal(text, &rec) != nil || rec.BootID == "" || rec.BootID != bootID() {
-		return nil, nil, nil
+		return nil, nil, have
 	}
 	_, name := self()
 	p, err := proc.Adopt(ctx, rec.PID, rec.StartTime, filepath.Base(name), "forkd")
@@ -463,23 +497,13 @@ func (c *Client) found(ctx context.Context) (*proc.Process, *conn, map[string]*o
 		if !errors.Is(err, proc.ErrGone) {
 			c.cfg.Log.Warn("find the process of the sandboxes' networks", "error", err)
 		}
-		return nil, nil, nil
+		return nil, nil, have
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, callLimit, ErrDown)
 	defer cancel()
-	have := map[string]*os.File{}
 	conn, err := c.dial(ctx, p)
 	if err == nil {
-		err = conn.ask(ctx, &request{Op: opLinks}, func(r *reply, files []*os.File) {
-			for i, f := range files {
-				if i >= len(r.IDs) || have[r.IDs[i]] != nil || !isLink(f) {
-					_ = f.Close()
-					continue
-				}
-				have[r.IDs[i]] = f
-				conn.has[r.IDs[i]] = true
-			}
-		})
+		have, err = conn.links(ctx, machines)
 	}
 	if err == nil {
 		return p, conn, have

@@ -1,0 +1,176 @@
+package netd
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"forkd.dev/forkd/internal/network"
+	"forkd.dev/forkd/internal/network/egress"
+	"forkd.dev/forkd/internal/testenv"
+)
+
+// takenOver is a Client whose process is the test's: answer says what it answers, and nil that it has come to an end.
+func takenOver(t *testing.T, answer func(req *request, n int) (*reply, []*os.File)) (*Client, *conn) {
+	t.Helper()
+	a, b := sockets(t)
+	c := New(t.Context(), Config{Log: slog.New(slog.DiscardHandler)})
+	ours, machine, err := pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { closeAll([]*os.File{ours, machine}) })
+	c.links["sb1"] = &held{file: ours}
+	c.conn = newConn(b, c.told)
+	c.conn.has = map[string]bool{}
+	t.Cleanup(c.conn.end)
+	go func() {
+		for {
+			var req request
+			files, err := a.receive(&req)
+			if err != nil {
+				return
+			}
+			closeAll(files)
+			for n := 0; ; n++ {
+				r, files := answer(&req, n)
+				more := r != nil
+				if !more {
+					r = &reply{}
+				}
+				r.Seq, r.More = req.Seq, more
+				err := a.send(r, files...)
+				closeAll(files)
+				if err != nil || !more {
+					break
+				}
+			}
+		}
+	}()
+	return c, c.conn
+}
+
+// TestTakenOver: what a process says that somebody has taken over fills neither the daemon's memory nor its descriptors.
+func TestTakenOver(t *testing.T) {
+	long := strings.Repeat("ä", 1<<12)
+	const parts = 20
+	c, conn := takenOver(t, func(req *request, n int) (*reply, []*os.File) {
+		if n == parts {
+			return nil, nil
+		}
+		r := &reply{}
+		var files []*os.File
+		for i := range 1000 {
+			switch req.Op {
+			case opFlows:
+				r.Flows = append(r.Flows, network.Flow{Name: long[:2050]})
+			case opTotals:
+				if r.Totals == nil {
+					r.Totals = map[string]network.Totals{"sb1": {Sent: 7}}
+				}
+				r.Totals[fmt.Sprint("other", n, "-", i)] = network.Totals{Sent: 1}
+			case opLinks:
+				if i >= maxFiles {
+					continue
+				}
+				ours, machine, err := pair()
+				if err != nil {
+					t.Error(err)
+					continue
+				}
+				_ = machine.Close()
+				files = append(files, ours)
+				r.IDs = append(r.IDs, "other")
+				if i%2 == 0 {
+					r.IDs[i] = "sb1"
+				}
+			}
+		}
+		return r, files
+	})
+	flows, err := c.Flows(t.Context(), "sb1")
+	if err != nil || len(flows) != maxFlows || len(flows[0].Name) > maxText {
+		t.Errorf("%d flows, %v", len(flows), err)
+	}
+	totals, err := c.Totals(t.Context())
+	if err != nil || len(totals) != 1 || totals["sb1"].Sent != 7 {
+		t.Errorf("counters of %d links, %v", len(totals), err)
+	}
+	before := openFiles(t)
+	have, err := conn.links(t.Context(), map[string]network.Attached{"sb1": {}})
+	if err != nil || len(have.files) != 1 || len(have.others) != parts*maxFiles/2 {
+		t.Errorf("%d links and %d others, %v", len(have.files), len(have.others), err)
+	}
+	if now := openFiles(t); now > before+1 {
+		t.Errorf("%d descriptors are open, %d were before", now, before)
+	}
+	_ = have.files["sb1"].Close()
+	c.told(&reply{ID: "sb1", Flow: &network.Flow{Name: long}}) // whom nobody watches
+	if f := fit(network.Flow{Reason: long}); len(f.Reason) > maxText {
+		t.Errorf("a reason of %d bytes", len(f.Reason))
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+// TestEndedInTheMiddle: flows of a process that had to be ended while it handed its links over are lost, whatever it had handed over.
+func TestEndedInTheMiddle(t *testing.T) {
+	h := newHome(t)
+	c := h.daemon()
+	defer end(t, c)
+	ours, machine, err := pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer machine.Close()
+	have := &foundLinks{files: map[string]*os.File{"sb1": ours}}
+	if lost := c.adopt(nil, nil, have, map[string]network.Attached{"sb1": {}}); !slices.Equal(lost, []string{"sb1"}) {
+		t.Errorf("lost %v", lost)
+	}
+}
+
+// TestDeaf: who asks a process that stands still waits once, and not one after another.
+func TestDeaf(t *testing.T) {
+	h := newHome(t)
+	c := h.daemon()
+	defer end(t, c)
+	attach(t, c, "sb1", egress.Policy{})
+	if _, err := c.Totals(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.signal(unix.SIGSTOP)
+	if _, err := c.Totals(t.Context()); !errors.Is(err, ErrDown) {
+		t.Errorf("it answers: %v", err)
+	}
+	began := time.Now()
+	for range 20 {
+		if _, err := c.Totals(t.Context()); !errors.Is(err, ErrDown) {
+			t.Errorf("it answers: %v", err)
+		}
+		if _, ok := c.TotalsOf(t.Context(), "sb1"); ok {
+			t.Error("it answers for one")
+		}
+	}
+	if took := time.Since(began); took > testenv.Timeout(time.Second) {
+		t.Errorf("40 questions took %s", took)
+	}
+	h.signal(unix.SIGCONT)
+	await(t, "an answer", func() bool {
+		_, err := c.Totals(t.Context())
+		return err == nil
+	})
+}
