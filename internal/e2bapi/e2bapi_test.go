@@ -272,6 +272,32 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
+// TestGiven: who may not widen keeps what a snapshot denies and how much may be carried, and gets no more than the daemon's preset.
+func TestGiven(t *testing.T) {
+	s := New(Config{Egress: egress.Packages})
+	rule, err := egress.ParseRule("pypi.org")
+	if err != nil {
+		t.Fatal(err)
+	}
+	snapshot := egress.Policy{Deny: []egress.Rule{rule}, BudgetBytes: 1000}
+	for _, c := range []struct {
+		name  string
+		asked egress.Policy
+		said  bool
+		gives bool
+	}{
+		{"nothing said", egress.Policy{Preset: egress.Packages}, false, true},
+		{"none", egress.Policy{Preset: egress.None}, true, true},
+		{"all", egress.Policy{Preset: egress.Open}, true, false},
+		{"a larger budget", egress.Policy{Preset: egress.Packages, BudgetBytes: 5000}, true, true},
+	} {
+		p, gives := s.given(c.asked, snapshot, c.said)
+		if gives != c.gives || p.BudgetBytes != 1000 || len(p.Deny) != 1 {
+			t.Errorf("%s: %v, %+v", c.name, gives, p)
+		}
+	}
+}
+
 // TestDockerfile: a template's steps are those of a Dockerfile that says the same, whatever characters are in them.
 func TestDockerfile(t *testing.T) {
 	hash := strings.Repeat("ab", 32)

@@ -100,11 +100,18 @@ func (s *Server) limitNetwork(r *http.Request, spec *host.ForkSpec, internet *bo
 	if err != nil {
 		return err
 	}
-	spec.Egress, spec.MayWiden = &p, !said || s.API.MayWiden(r)
-	if !spec.MayWiden { // unless it is no more than it would get without a word
-		spec.MayWiden = egress.Narrower(&p, &egress.Policy{Preset: s.Egress}) == nil
+	if spec.MayWiden = s.API.MayWiden(r); !spec.MayWiden {
+		p, spec.MayWiden = s.given(p, s.Host.SnapshotEgress(spec.Tag), said)
 	}
+	spec.Egress = &p
 	return nil
+}
+
+// given is a policy as one has it who may not widen, and whether the daemon itself gives it: what the snapshot denies stays
+// denied, and its budget stays, but the daemon's preset goes before the snapshot's, and so does less than that.
+func (s *Server) given(p, snapshot egress.Policy, said bool) (egress.Policy, bool) {
+	p = egress.Merge(&p, &snapshot)
+	return p, !said || egress.Narrower(&p, &egress.Policy{Preset: s.Egress}) == nil
 }
 
 func (s *Server) setNetwork(w http.ResponseWriter, r *http.Request) error {

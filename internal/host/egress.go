@@ -138,6 +138,17 @@ func egressFor(asked *egress.Policy, parent egress.Policy, mayWiden bool) (egres
 	return policy, narrower(&policy, &parent)
 }
 
+// SnapshotEgress is what a snapshot says of its children; nothing if there is none.
+func (h *Host) SnapshotEgress(tag string) egress.Policy {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m, w, err := h.forkableLocked(tag)
+	if err == nil && w != nil {
+		m = w.m
+	}
+	return m.Egress.Clone()
+}
+
 // addRules adds those that are not there.
 func addRules(rules, more []egress.Rule) []egress.Rule {
 	for _, r := range more {
