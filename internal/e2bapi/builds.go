@@ -429,6 +429,9 @@ func list(items ...string) string {
 	return strings.TrimSpace(b.String())
 }
 
+// notInNames is what no name of a user has, and a Dockerfile would take for something else.
+const notInNames = " \t$\\"
+
 func (t *templateStep) line(user, dir *string) (string, error) {
 	arg := func(i int) string {
 		if i < len(t.Args) {
@@ -436,8 +439,8 @@ func (t *templateStep) line(user, dir *string) (string, error) {
 		}
 		return ""
 	}
-	for _, a := range t.Args {
-		if t.Type != "RUN" && strings.ContainsAny(a, "\r\n\x00") {
+	for i, a := range t.Args {
+		if (t.Type != "RUN" || i > 0) && strings.ContainsAny(a, "\r\n\x00") {
 			return "", invalid("%s %.60q: a line break in it", t.Type, a)
 		}
 	}
@@ -445,6 +448,9 @@ func (t *templateStep) line(user, dir *string) (string, error) {
 	case "RUN":
 		argv := []string{"/bin/bash", "-l", "-c", arg(0)}
 		if as := arg(1); as != "" && as != *user {
+			if strings.ContainsAny(as, notInNames) {
+				return "", invalid("RUN as %.80q", as)
+			}
 			// Of a Dockerfile's user there is one at a time; this is for one command.
 			return fmt.Sprintf("USER %s\nRUN %s\nUSER %s", as, list(argv...), *user), nil
 		}
@@ -464,7 +470,7 @@ func (t *templateStep) line(user, dir *string) (string, error) {
 		}
 		return "WORKDIR " + literal(*dir), nil
 	case "USER":
-		if *user = arg(0); *user == "" || strings.ContainsAny(*user, " $\\") {
+		if *user = arg(0); *user == "" || strings.ContainsAny(*user, notInNames) {
 			return "", invalid("USER %.80q", *user)
 		}
 		return "USER " + *user, nil
@@ -482,6 +488,11 @@ func (t *templateStep) copy(user string) (string, error) {
 	owner := user
 	if len(t.Args) > 2 && t.Args[2] != "" {
 		owner = t.Args[2]
+	}
+	for _, word := range append([]string{owner}, t.Args[2:]...) {
+		if strings.ContainsAny(word, notInNames) {
+			return "", invalid("COPY: %.80q is no owner and no mode", word)
+		}
 	}
 	if owner != "root" {
 		line += " --chown=" + owner
@@ -571,9 +582,13 @@ func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, 
 		return err
 	}
 	defer files.Close()
-	network := &image.Network{Build: egress.Policy{Preset: s.Egress}}
+	var above egress.Policy
+	if base, ok := snapshotIn(text); ok {
+		above = s.Host.SnapshotEgress(base)
+	}
+	network := s.networkOn(above)
 	d := &host.DockerfileSpec{Name: "template", Text: text, Context: files, Network: network}
-	if spec.FromTemplate == "" && !strings.HasPrefix(string(text), "FROM snapshot:") {
+	if _, ok := snapshotIn(text); !ok && spec.FromTemplate == "" {
 		d.Machine = image.Machine{CPUs: j.cpus, MemoryBytes: j.memoryBytes}
 	}
 	tag := j.tag
@@ -608,6 +623,20 @@ func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, 
 		s.Log.Warn("a template's steps stay", "snapshot", tag, "error", err)
 	}
 	return nil
+}
+
+// networkOn is what a template's steps, and the sandboxes of it, may reach: what the snapshot that it stands on denies stays
+// denied.
+func (s *Server) networkOn(above egress.Policy) *image.Network {
+	return &image.Network{
+		Build: egress.Merge(&egress.Policy{Preset: s.Egress}, &above), Sandboxes: egress.Merge(&egress.Policy{}, &above),
+	}
+}
+
+// snapshotIn is the snapshot on which a Dockerfile of dockerfileOf stands, if it is one.
+func snapshotIn(text []byte) (tag string, ok bool) {
+	first, _, _ := strings.Cut(string(text), "\n")
+	return strings.CutPrefix(first, "FROM snapshot:")
 }
 
 // usualWait is how long a command that is started is given where nothing says when it is ready, as on E2B.

@@ -296,6 +296,10 @@ func TestGiven(t *testing.T) {
 			t.Errorf("%s: %v, %+v", c.name, gives, p)
 		}
 	}
+	n := s.networkOn(snapshot)
+	if n.Build.Preset != egress.Packages || n.Sandboxes.Preset != "" || len(n.Build.Deny) != 1 || len(n.Sandboxes.Deny) != 1 {
+		t.Errorf("a template on it: %+v", n)
+	}
 }
 
 // TestDockerfile: a template's steps are those of a Dockerfile that says the same, whatever characters are in them.
@@ -343,6 +347,10 @@ func TestDockerfile(t *testing.T) {
 		{Type: "USER", Args: []string{"a b"}},
 		{Type: "COPY", Args: []string{"a", "b"}, Hash: "../x"},
 		{Type: "COPY", Args: []string{"a"}, Hash: hash},
+		{Type: "COPY", Args: []string{"a", "b", "root --from=snapshot:x"}, Hash: hash},
+		{Type: "COPY", Args: []string{"a", "b", "", "0755 --from=snapshot:x"}, Hash: hash},
+		{Type: "RUN", Args: []string{"id", "root\nFROM snapshot:x"}},
+		{Type: "RUN", Args: []string{"id", "$USER"}},
 	} {
 		if _, _, err := s.dockerfileOf(&templateSpec{FromImage: "x", Steps: []templateStep{bad}}); err == nil {
 			t.Errorf("%+v is taken", bad)
@@ -450,6 +458,14 @@ func TestLogsBounded(t *testing.T) {
 		}
 		if last := j.logs[len(j.logs)-1]; bytes > maxLogBytes+1000 || len(j.logs) > maxLogs || last.Level != "warn" {
 			t.Errorf("%s lines: %d of %d bytes, the last is %.40q", name, len(j.logs), bytes, last.Message)
+		}
+	}
+}
+
+func TestSnapshotIn(t *testing.T) {
+	for text, want := range map[string]string{"FROM snapshot:a\nUSER x\n": "a", "FROM python\nFROM snapshot:a\n": "", "": ""} {
+		if got, ok := snapshotIn([]byte(text)); ok != (want != "") || ok && got != want {
+			t.Errorf("%q: %q, %v", text, got, ok)
 		}
 	}
 }
