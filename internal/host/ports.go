@@ -22,8 +22,10 @@ const (
 	watchAgain = 5 * time.Second
 	// maxPublic ports of a sandbox may be reached by everybody.
 	maxPublic = 64
-	// maxPortsTold is how many ports of one change are told of: a guest may open and close them as it likes.
+	// maxPortsTold is how many ports of one change are told of, and portsPace how long until the next is looked at: a guest may
+	// open and close them as it likes, and the events that are kept are everybody's.
 	maxPortsTold = 16
+	portsPace    = 250 * time.Millisecond
 )
 
 // Port is one on which a service in a sandbox listens.
@@ -242,11 +244,17 @@ func (h *Host) watchPortsOnce(ctx context.Context, s *sandbox, known *[]wire.Por
 		return false
 	}
 	_ = followPorts(ctx, conn, func(reply *wire.PortsReply) error {
-		h.tellPorts(s, *known, reply.Ports)
-		*known = reply.Ports
-		return nil
+		return h.changedPorts(ctx, s, known, reply)
 	}) // the connection has ended, or nobody listens any more
 	return true
+}
+
+// changedPorts tells what a guest says that has changed. A guest that says more meanwhile waits.
+func (h *Host) changedPorts(ctx context.Context, s *sandbox, known *[]wire.Port, reply *wire.PortsReply) error {
+	now := reply.Ports[:min(len(reply.Ports), maxPorts)]
+	h.tellPorts(s, *known, now)
+	*known = now
+	return passed(ctx, portsPace)
 }
 
 func (s *sandbox) gone() bool {

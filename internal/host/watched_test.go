@@ -5,6 +5,9 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	"forkd.dev/forkd/internal/guest/wire"
 )
 
 func TestAudience(t *testing.T) {
@@ -50,4 +53,38 @@ func TestAudience(t *testing.T) {
 		cancel()
 		synctest.Wait()
 	})
+}
+
+// TestPortsPace: a guest that opens and closes ports as fast as it can does not fill the log of events.
+func TestPortsPace(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	s := &sandbox{id: "sbhostile"}
+	many := &wire.PortsReply{}
+	for i := range 3 * maxPorts {
+		many.Ports = append(many.Ports, wire.Port{Port: i + 1})
+	}
+	from := h.Events().Kept(0)
+	var known []wire.Port
+	began := time.Now()
+	for range 2 {
+		for _, reply := range []*wire.PortsReply{many, {}} {
+			if err := h.changedPorts(t.Context(), s, &known, reply); err != nil {
+				t.Fatal(err)
+			}
+			if len(known) > maxPorts {
+				t.Errorf("%d ports are kept", len(known))
+			}
+		}
+	}
+	if took := time.Since(began); took < 4*portsPace {
+		t.Errorf("four changes took %s", took)
+	}
+	if got := len(told(from)); got != 4*maxPortsTold {
+		t.Errorf("%d events", got)
+	}
+	stopped, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := h.changedPorts(stopped, s, &known, many); err == nil {
+		t.Error("it goes on when nobody listens")
+	}
 }
