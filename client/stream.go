@@ -66,12 +66,21 @@ func stream[E any](ctx context.Context, c *Client, path string, in any, event fu
 }
 
 // ReadFilePart opens at most n bytes of a file of a sandbox, from offset on; the caller closes it. The offset is before the
-// file's end.
+// file's end. A file whose size nobody knows, as those of /proc, is read from its beginning, and what is before thrown away.
 func (c *Client) ReadFilePart(ctx context.Context, id, path, user string, offset, n int64) (io.ReadCloser, error) {
 	part := http.Header{"Range": {fmt.Sprintf("bytes=%d-%d", offset, offset+n-1)}}
 	resp, err := c.sendWith(ctx, http.MethodGet, c.filesPath(id, "", fileQuery(path, user)), part, nil)
 	if err != nil {
 		return nil, err
 	}
-	return resp.Body, nil
+	if resp.StatusCode == http.StatusPartialContent {
+		return resp.Body, nil
+	}
+	if _, err := io.CopyN(io.Discard, resp.Body, offset); err != nil && !errors.Is(err, io.EOF) {
+		return nil, errors.Join(c.unreachable(ctx, err), resp.Body.Close())
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.LimitReader(resp.Body, n), resp.Body}, nil
 }
