@@ -225,6 +225,27 @@ func TestUDP(t *testing.T) {
 	}
 }
 
+// TestQUICWhereNamesAreDenied: a server whose name is denied is not reached by its address over QUIC, on whatever port.
+func TestQUICWhereNamesAreDenied(t *testing.T) {
+	outer := &networktest.Outer{Hosts: map[string]string{"203.0.114.1:8443": udpEcho(t)}}
+	w := start(t, network.Config{Outer: outer, Policy: policy(t, "203.0.114.0/24", "!evil.example")})
+	conn, err := w.DialUDP("203.0.114.1:8443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(testenv.Timeout(5 * time.Second)))
+	if _, err := echoed(conn, "hello"); err != nil {
+		t.Error("what is not QUIC:", err)
+	}
+	if _, err := io.WriteString(conn, "\xc0\x00\x00\x00\x01\x08"+strings.Repeat("x", 1200)); err != nil {
+		t.Fatal(err)
+	}
+	if f := w.flow(t, refusedFlow); !strings.Contains(f.Reason, "QUIC") || f.Sent != 5 {
+		t.Errorf("%+v", f)
+	}
+}
+
 func TestPolicyCuts(t *testing.T) {
 	outer := &networktest.Outer{Hosts: map[string]string{"203.0.114.1:7": echo(t), "203.0.114.2:7": echo(t)}}
 	w := start(t, network.Config{Outer: outer, Policy: policy(t, "203.0.114.0/24")})

@@ -74,7 +74,7 @@ type exchange struct {
 	guest  *guestEnd
 	outer  net.Conn
 	idle   time.Duration
-	byName bool         // its address is allowed for a name only: QUIC would hide another
+	byName bool         // its server's name matters: QUIC would hide it
 	last   atomic.Int64 // when anything was moved, in nanoseconds of the wall
 }
 
@@ -118,7 +118,7 @@ func (e *exchange) up(ctx context.Context) error {
 		buf, n, err := e.guest.read(ctx, left)
 		if err == nil {
 			if e.byName && inspect.QUIC((*buf)[:n]) {
-				err = &refusedError{reason: "QUIC hides its server's name, and its address is allowed only for a name"}
+				err = &refusedError{reason: "QUIC hides its server's name, and rules allow or deny names here"}
 			} else {
 				err = e.pass(ctx, n, 0, func() error { _, err := e.outer.Write((*buf)[:n]); return err })
 			}

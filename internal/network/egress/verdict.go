@@ -101,7 +101,7 @@ func (p *Policy) address(to Destination) (v Verdict, byAddress bool) {
 	rules := p.Rules()
 	if r := byCIDR(rules, to); r != nil {
 		v := allowed(r, "allowed by rule")
-		v.Inspect = to.Protocol == TCP && p.deniesNames(to)
+		v.Inspect = p.deniesNames(to)
 		return v, true
 	}
 	if to.Own {

@@ -243,6 +243,9 @@ func TestUnseen(t *testing.T) {
 		{"=open !evil.example", "tcp 8.8.8.8:443", true, false, false},
 		{"=open !evil.example", "tcp 8.8.8.8:22", true, false, true},
 		{"=open !evil.example:443", "tcp 8.8.8.8:80", false, true, true},
+		{"=open !evil.example", "udp 8.8.8.8:8443", true, false, true},
+		{"=open !evil.example:443", "udp 8.8.8.8:8443", false, true, true},
+		{"good.example", "udp 8.8.8.8:8443 good.example", true, false, true},
 		{"", "tcp 8.8.8.8:443", false, false, false},
 	} {
 		p, d := policy(t, c.policy), to(t, c.to)
