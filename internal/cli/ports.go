@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -172,6 +173,7 @@ func (a *App) forwardAll(ctx context.Context, c *client.Client, id, address stri
 	if err != nil {
 		return err
 	}
+	user := ctx // who may end what can only be ended so
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var listeners []net.Listener
@@ -205,11 +207,11 @@ func (a *App) forwardAll(ctx context.Context, c *client.Client, id, address stri
 	})
 	defer stop()
 	for i, f := range pairs {
-		serving.Go(func() { cancel(a.forward(ctx, c, listeners[i], s.ID, f.remote)) })
+		serving.Go(func() { cancel(a.forward(ctx, c, listeners[i], s.ID, f.remote, &serving)) })
 	}
 	serving.Go(func() { a.endWithSandbox(ctx, c, s.ID, cancel) })
 	<-ctx.Done()
-	return unlessDone(ctx, context.Cause(ctx))
+	return unlessDone(user, context.Cause(ctx))
 }
 
 // endWithSandbox stops when the sandbox has ended.
@@ -230,14 +232,12 @@ func cause(err error) error {
 	return err
 }
 
-// forward connects who comes, until the listener is closed.
-func (a *App) forward(ctx context.Context, c *client.Client, l net.Listener, id string, port int) error {
-	var open sync.WaitGroup
-	defer open.Wait()
+// forward connects who comes, until the listener is closed; open are the connections.
+func (a *App) forward(ctx context.Context, c *client.Client, l net.Listener, id string, port int, open *sync.WaitGroup) error {
 	for {
 		conn, err := l.Accept()
 		if err != nil {
-			return context.Cause(ctx)
+			return cmp.Or(context.Cause(ctx), err)
 		}
 		open.Go(func() {
 			defer conn.Close()
