@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -459,6 +460,21 @@ func TestLogsBounded(t *testing.T) {
 		if last := j.logs[len(j.logs)-1]; bytes > maxLogBytes+1000 || len(j.logs) > maxLogs || last.Level != "warn" {
 			t.Errorf("%s lines: %d of %d bytes, the last is %.40q", name, len(j.logs), bytes, last.Message)
 		}
+	}
+}
+
+// TestBrokenInput: a message that is none ends the call, though the guest knows of nothing and waits for more.
+func TestBrokenInput(t *testing.T) {
+	for name, body := range map[string]string{
+		"no JSON": "\x00\x00\x00\x00\x01{", "cut off": "\x00\x00\x00\x00\x09{", "too large": "\x00\xff\xff\xff\xff",
+	} {
+		ours, guests := net.Pipe()
+		go io.Copy(io.Discard, guests) //nolint:errcheck // It ends with the pipe.
+		err := passInput(strings.NewReader(body), wire.NewStream(ours))
+		if err == nil || errors.Is(err, errNotTaken) || errors.Is(err, io.ErrClosedPipe) {
+			t.Errorf("%s: %v", name, err)
+		}
+		_ = guests.Close()
 	}
 }
 

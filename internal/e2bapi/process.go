@@ -294,6 +294,7 @@ func (s *Server) streamInput(r *http.Request, out *stream) error {
 	if err := wantsType(r, streamType); err != nil {
 		return err
 	}
+	_ = http.NewResponseController(out.w).EnableFullDuplex() // a client may hear of what is wrong before it has said everything
 	var first struct {
 		Start *selector `json:"start"`
 	}
@@ -311,7 +312,6 @@ func (s *Server) streamInput(r *http.Request, out *stream) error {
 	if err != nil {
 		return err
 	}
-	in := &inputFrames{r: r.Body}
 	up, err := conn.Open(r.Context(), wire.MethodProcessInput, wire.StreamInputRequest{Process: first.Start.Process})
 	if err != nil {
 		return err
@@ -319,6 +319,18 @@ func (s *Server) streamInput(r *http.Request, out *stream) error {
 	defer up.Close()
 	stop := context.AfterFunc(r.Context(), func() { _ = up.Close() })
 	defer stop()
+	if err := passInput(r.Body, up); err != nil {
+		return err
+	}
+	return out.send(struct{}{})
+}
+
+// errNotTaken is of input that the guest does not take: it says why itself.
+var errNotTaken = errors.New("the guest takes no input")
+
+// passInput passes on what a client sends until that ends, and returns when the guest has said what it makes of it. What is
+// wrong with the client's messages the guest cannot know: it would wait for more.
+func passInput(body io.Reader, up *wire.Stream) error {
 	refused := make(chan error, 1)
 	go func() {
 		for {
@@ -328,19 +340,21 @@ func (s *Server) streamInput(r *http.Request, out *stream) error {
 			}
 		}
 	}()
-	err = in.pass(up)
+	err := (&inputFrames{r: body}).pass(up)
 	if err == nil {
-		err = up.HalfClose()
+		if err = up.HalfClose(); err != nil {
+			err = fmt.Errorf("%w: %w", errNotTaken, err)
+		}
 	}
-	if err != nil {
-		_ = r.Body.Close()
+	if err != nil && !errors.Is(err, errNotTaken) {
+		_ = up.Close()
+		<-refused
+		return err
 	}
 	if answer := <-refused; !errors.Is(answer, io.EOF) {
 		return answer
-	} else if err != nil {
-		return err
 	}
-	return out.send(struct{}{})
+	return err
 }
 
 // inputFrames are the messages of a StreamInput after the first.
@@ -371,7 +385,7 @@ func (f *inputFrames) pass(up *wire.Stream) error {
 			kind, data = wire.KindPTY, m.Data.Input.PTY
 		}
 		if err := up.Send(kind, data); err != nil {
-			return err
+			return fmt.Errorf("%w: %w", errNotTaken, err)
 		}
 	}
 }
