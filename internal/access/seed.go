@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 )
 
 // Seed makes tokens of sandboxes that can be told again: other programs' protocols want that, and a Store keeps none that it
@@ -23,8 +22,11 @@ func OpenSeed(path string) (*Seed, error) {
 	key, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		_, _ = rand.Read(s.key[:]) // never fails: it aborts the program instead
-		return s, s.save(path)
+		_, _ = rand.Read(s.key[:])                          // never fails: it aborts the program instead
+		if err := replaceFile(path, s.key[:]); err != nil { // from now on tokens made of it must stay good
+			return nil, fmt.Errorf("write the seed of sandboxes' tokens: %w", err)
+		}
+		return s, nil
 	case err != nil:
 		return nil, fmt.Errorf("read the seed of sandboxes' tokens: %w", err)
 	case len(key) != len(s.key):
@@ -33,24 +35,6 @@ func OpenSeed(path string) (*Seed, error) {
 	}
 	copy(s.key[:], key)
 	return s, nil
-}
-
-// save is done when the seed would survive the host's end: tokens made of it must stay good.
-func (s *Seed) save(path string) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
-	if err != nil {
-		return fmt.Errorf("write the seed of sandboxes' tokens: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("write the seed of sandboxes' tokens: %w", errors.Join(err, os.Remove(f.Name())))
-		}
-	}()
-	_, err = f.Write(s.key[:])
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }
 
 // Token is a sandbox's for a purpose: 64 hexadecimal digits, always the same.
