@@ -214,7 +214,7 @@ func (s *Server) linked(r *http.Request, shown string) bool {
 func (s *Server) uploads() *http.ServeMux {
 	return s.plane(httpapi.Operation{
 		Fail:    failPlain,
-		Shown:   func(r *http.Request) (string, bool) { return r.URL.Query().Get("token"), r.URL.Query().Has("token") },
+		Shown:   func(r *http.Request) (string, bool) { return inAddress(r, "token") },
 		Sandbox: func(*http.Request) string { return "" },
 		Known: func(r *http.Request, shown string) (access.Token, bool) {
 			return access.Token{ID: "e2b-upload", Name: "e2b-upload", Scope: access.Manage}, s.linked(r, shown)

@@ -494,6 +494,28 @@ func TestState(t *testing.T) {
 	}
 }
 
+// TestInAddress: what a URL shows is a signature or a link's, and never a token of the daemon's own.
+func TestInAddress(t *testing.T) {
+	tokens, err := access.Open(filepath.Join(t.TempDir(), "tokens"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e2b := range []bool{false, true} {
+		_, secret, err := tokens.Create(access.Spec{Scope: access.Manage, By: access.Owner(), E2B: e2b})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := httptest.NewRequestWithContext(t.Context(), "GET", "/files?path=a&signature="+secret, nil)
+		if shown, ok := shownForFiles(r); shown != "" || !ok {
+			t.Errorf("a token in an address is taken: %q, %v", shown, ok)
+		}
+	}
+	r := httptest.NewRequestWithContext(t.Context(), "GET", "/files?signature=v1_x", nil)
+	if shown, ok := shownForFiles(r); shown != "v1_x" || !ok {
+		t.Errorf("a signature: %q, %v", shown, ok)
+	}
+}
+
 // TestPurposes: what is for a sandbox's ports is not for its files, and nothing is for another sandbox.
 func TestPurposes(t *testing.T) {
 	seed, err := access.OpenSeed(filepath.Join(t.TempDir(), "seed"))

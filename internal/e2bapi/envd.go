@@ -101,10 +101,18 @@ func (s *Server) sandboxToken(id, shown string, purposes ...string) (access.Toke
 
 // shownForFiles is a signature, or what any other call shows.
 func shownForFiles(r *http.Request) (string, bool) {
-	if signature := r.URL.Query().Get("signature"); signature != "" {
+	if signature, ok := inAddress(r, "signature"); ok {
 		return signature, true
 	}
 	return shownToEnvd(r)
+}
+
+// inAddress is what a URL shows. It is no token of this daemon: those are not taken from addresses, which end up in logs.
+func inAddress(r *http.Request, parameter string) (shown string, ok bool) {
+	if shown = r.URL.Query().Get(parameter); access.IsForm(shown) {
+		return "", true
+	}
+	return shown, shown != ""
 }
 
 func (s *Server) fileToken(r *http.Request, shown string) (access.Token, bool) {
