@@ -153,9 +153,10 @@ func TestDeaf(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.signal(unix.SIGSTOP)
-	if _, err := c.Totals(t.Context()); !errors.Is(err, ErrDown) {
-		t.Errorf("it answers: %v", err)
-	}
+	await(t, "its silence", func() bool { // A signal takes its time.
+		_, err := c.Totals(t.Context())
+		return errors.Is(err, ErrDown)
+	})
 	began := time.Now()
 	for range 20 {
 		if _, err := c.Totals(t.Context()); !errors.Is(err, ErrDown) {
@@ -173,4 +174,25 @@ func TestDeaf(t *testing.T) {
 		_, err := c.Totals(t.Context())
 		return err == nil
 	})
+}
+
+// TestToldFirst: nobody hears from a new process that a guest has not talked before it is told that the one before is gone.
+func TestToldFirst(t *testing.T) {
+	h := newHome(t)
+	c := h.daemon()
+	defer end(t, c)
+	told := make(chan bool, 1)
+	c.cfg.Restarted = func([]string, string) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		told <- c.conn != nil
+	}
+	attach(t, c, "sb1", egress.Policy{})
+	if _, err := c.Totals(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	h.signal(unix.SIGKILL)
+	if <-told {
+		t.Error("the new process can be asked before")
+	}
 }
