@@ -150,6 +150,9 @@ func checkForeign(head []byte, size int64) error {
 	if blocks == 0 || blocks > qcowMaxSize>>(10+log) {
 		return fmt.Errorf("%w: its superblock tells of %d blocks", ErrNoFileSystem, blocks)
 	}
+	if size > qcowMaxSize { // most of it holes, which cost nothing until they are looked for one by one
+		return fmt.Errorf("%w: the file has %d bytes, and a disk at most %d; cut it to the size of the file system", ErrNoFileSystem, size, int64(qcowMaxSize))
+	}
 	if want := int64(blocks) << (10 + log); size < want {
 		return fmt.Errorf("%w: it is cut off: %d bytes of %d", ErrNoFileSystem, size, want)
 	}

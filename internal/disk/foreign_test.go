@@ -148,6 +148,18 @@ func TestCopyForeignRefuses(t *testing.T) {
 	}
 }
 
+// TestHugeForeign: a small file system in a file of any size is refused before it is copied.
+func TestHugeForeign(t *testing.T) {
+	for _, size := range []int64{qcowMaxSize + 1, 1<<63 - 1} {
+		if err := checkForeign(super(1), size); !errors.Is(err, ErrNoFileSystem) || !strings.Contains(err.Error(), "at most") {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+	}
+	if err := checkForeign(super(1), qcowMaxSize); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestCopyForeignThatChanges: a file system that something writes to is not taken.
 func TestCopyForeignThatChanges(t *testing.T) {
 	path := writeFile(t, append(super(2), make([]byte, 1<<20)...))
