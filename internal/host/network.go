@@ -135,7 +135,7 @@ func (h *Host) networkCheck() Check {
 	return Check{"network", Skip, "no machine has needed one yet", ""}
 }
 
-// NetworkRestarted is called when the process that moves the frames has died and another has the links of these sandboxes,
+// NetworkRestarted is called when the process that moves the frames has died and before another has the links of these sandboxes,
 // with the policies that they had; their flows are gone.
 func (h *Host) NetworkRestarted(ids []string, reason string) {
 	h.mu.Lock()
@@ -146,15 +146,24 @@ func (h *Host) NetworkRestarted(ids []string, reason string) {
 		}
 	}
 	h.mu.Unlock()
-	h.events.Emit(events.Event{Type: events.NetworkRestarted, Reason: reason})
 	for _, s := range hit {
 		s.mu.Lock()
 		s.talked = true // What the one before saw is not known any more.
 		s.lost = true
 		s.mu.Unlock()
-		h.record(s)
-		h.severLater(s)
 	}
+	h.events.Emit(events.Event{Type: events.NetworkRestarted, Reason: reason})
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return
+	}
+	h.wait.Go(func() { // Networks wait for the caller.
+		for _, s := range hit {
+			h.record(s)
+			h.severLater(s)
+		}
+	})
 }
 
 // mayTalk says whether a sandbox's machine may have connections that leave it.

@@ -26,7 +26,7 @@ type Config struct {
 	First, Last uint32
 	Stage       string // path of a Stage; "": the outside is the world
 	Log         *slog.Logger
-	// Restarted is told that a process died, why, and whose links another has now. May be nil.
+	// Restarted is told that a process died, why, and whose links another is about to have: it is waited for. May be nil.
 	Restarted func(ids []string, reason string)
 }
 

@@ -42,7 +42,10 @@ func (c *Client) tend(p *proc.Process, first *conn) {
 				continue
 			}
 		}
-		c.enter(first, reason)
+		if reason != "" {
+			c.tellRestarted(reason)
+		}
+		c.enter(first)
 		err := c.watch(p, first)
 		c.leaveConn(first)
 		if c.leaving() {
@@ -129,11 +132,21 @@ func (c *Client) wait(pause *time.Duration) bool {
 	}
 }
 
-// enter hands all links over and lets others use the connection, in an order in which none is missed.
-func (c *Client) enter(conn *conn, reason string) {
+// tellRestarted says whose flows are gone, before anybody can ask the new process, which has seen nothing of them.
+func (c *Client) tellRestarted(reason string) {
 	c.mu.Lock()
 	ids := c.ids()
-	for _, id := range ids {
+	c.mu.Unlock()
+	if c.cfg.Restarted != nil {
+		c.cfg.Restarted(ids, reason)
+	}
+}
+
+// enter hands all links over and lets others use the connection, in an order in which none is missed.
+func (c *Client) enter(conn *conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, id := range c.ids() {
 		if h := c.links[id]; conn.fresh || !conn.has[id] {
 			h.spent, h.last = h.spent+h.last.Sent+h.last.Received, network.Totals{}
 			conn.tell(h.attach(id), h.file)
@@ -149,10 +162,6 @@ func (c *Client) enter(conn *conn, reason string) {
 	c.conn, c.why = conn, nil
 	close(c.changed)
 	c.changed = make(chan struct{})
-	c.mu.Unlock()
-	if reason != "" && c.cfg.Restarted != nil {
-		c.cfg.Restarted(ids, reason)
-	}
 }
 
 func (c *Client) leaveConn(conn *conn) {
