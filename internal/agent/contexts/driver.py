@@ -86,7 +86,7 @@ def driver(RICH):
     def settle(fd):
         # Waits until the agent has taken what is in a pipe, but not long: its reader may have other things to do.
         try:
-            for pause in (0, 0.0001, 0.0002, 0.0004, 0.0008, 0.002, 0.005):
+            for pause in (0, 0.0001, 0.0002, 0.0004, 0.0008, 0.002, 0.005, 0.01, 0.02, 0.04):
                 if pause:
                     sleep(pause)
                 if not unread(fd):
