@@ -21,7 +21,7 @@ func (c *Config) networks(ctx context.Context, of *atomic.Pointer[host.Host]) *n
 	}
 	return netd.New(ctx, netd.Config{
 		Socket: c.Home.NetworkSocket(), Record: c.Home.NetworkRecord(), First: ids.First, Last: ids.Last, Stage: c.NetworkStage, Log: c.Log,
-		Restarted: func(ids []string, reason string) {
+		Restarted: func(ids []string, reason string) { //nolint:contextcheck // What it begins lasts as long as the host.
 			if h := of.Load(); h != nil {
 				h.NetworkRestarted(ids, reason)
 			}

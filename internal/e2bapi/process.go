@@ -348,7 +348,7 @@ func passInput(body io.Reader, up *wire.Stream) error {
 	}
 	if err != nil && !errors.Is(err, errNotTaken) {
 		_ = up.Close()
-		<-refused
+		<-refused //nolint:errcheck // It only says that the stream was closed.
 		return err
 	}
 	if answer := <-refused; !errors.Is(answer, io.EOF) {
