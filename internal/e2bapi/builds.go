@@ -27,6 +27,7 @@ import (
 	"forkd.dev/forkd/internal/httpapi"
 	"forkd.dev/forkd/internal/image"
 	"forkd.dev/forkd/internal/image/dockerfile"
+	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/network/egress"
 )
 
@@ -155,6 +156,9 @@ func (s *Server) newTemplate(w http.ResponseWriter, r *http.Request) error {
 	}
 	if len(req.Tags) == 1 {
 		name += ":" + req.Tags[0]
+	}
+	if err := lineage.CheckTag(tagOf(name)); err != nil {
+		return err
 	}
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails
@@ -570,6 +574,10 @@ func (s *Server) addUpload(c *dockerfile.Context, hash string, left *int64) erro
 	}
 }
 
+// ofSteps ends the name of what a template stands on in which something is started. It is replaced and removed without a word,
+// so that it must be nobody's: NAME:steps would be NAME.steps.
+const ofSteps = ".e2b-steps"
+
 // build makes the snapshot: of the steps, and where something is to be started, of the machine in which it runs.
 func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, text []byte) error {
 	dir, err := s.Host.TempDir("template-")
@@ -593,7 +601,7 @@ func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, 
 	}
 	tag := j.tag
 	if spec.Start != "" || spec.Ready != "" {
-		tag += ".steps"
+		tag += ofSteps
 	}
 	force := spec.Force
 	for _, step := range spec.Steps {

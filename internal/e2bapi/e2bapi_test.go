@@ -478,6 +478,29 @@ func TestBrokenInput(t *testing.T) {
 	}
 }
 
+// TestNewTemplate: a name that cannot be a snapshot's is refused when the client hears of it, and is not kept.
+func TestNewTemplate(t *testing.T) {
+	s := New(Config{})
+	for name, want := range map[string]bool{
+		"app": true, "team/app:v1": true, "": false, "with space": false, "a:b:c": false, strings.Repeat("x", 1<<20): false,
+	} {
+		text, err := json.Marshal(map[string]string{"name": name})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := httptest.NewRequestWithContext(t.Context(), "POST", "/", bytes.NewReader(text))
+		if err := s.newTemplate(httptest.NewRecorder(), r); (err == nil) != want {
+			t.Errorf("%.40q: %v", name, err)
+		}
+	}
+	if len(s.builds.all) != 2 {
+		t.Errorf("%d builds are kept", len(s.builds.all))
+	}
+	if tagOf("app:steps") == "app"+ofSteps {
+		t.Error("a template of somebody's is replaced by another's steps")
+	}
+}
+
 func TestSnapshotIn(t *testing.T) {
 	for text, want := range map[string]string{"FROM snapshot:a\nUSER x\n": "a", "FROM python\nFROM snapshot:a\n": "", "": ""} {
 		if got, ok := snapshotIn([]byte(text)); ok != (want != "") || ok && got != want {
