@@ -640,6 +640,9 @@ func (s *Server) fork(usual time.Duration) handler {
 			s.sweepForks(context.WithoutCancel(r.Context()))
 			return err
 		}
+		if r.Context().Err() != nil { // nobody is there to be told the ids
+			return errors.Join(context.Cause(r.Context()), s.undo(context.WithoutCancel(r.Context()), results))
+		}
 		type result struct {
 			Sandbox *sandboxReply `json:"sandbox,omitempty"`
 			Error   *plainError   `json:"error,omitempty"`
@@ -658,6 +661,18 @@ func (s *Server) fork(usual time.Duration) handler {
 		w.Header().Set("Cache-Control", "no-store")
 		return reply(w, http.StatusCreated, out)
 	}
+}
+
+// undo ends the children of a fork, and removes what they were made of.
+func (s *Server) undo(ctx context.Context, children []host.ForkResult) error {
+	var errs []error
+	for _, c := range children {
+		if c.Err == nil {
+			errs = append(errs, s.Host.Kill(ctx, c.Sandbox.ID))
+		}
+	}
+	s.sweepForks(ctx)
+	return errors.Join(errs...)
 }
 
 // sweepForks removes the snapshots of forks that nothing stands on any more. What is in use is refused, and stays.
