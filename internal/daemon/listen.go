@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -63,7 +64,13 @@ func (t *tcpListener) Listen(ctx context.Context, bind string) error {
 func (t *tcpListener) serve(p *public) {
 	t.open, t.failed = p, make(chan error, 1)
 	server, failed := t.server, t.failed
-	go func() { failed <- server.Serve(p) }()
+	go func() {
+		err := server.Serve(p)
+		if !errors.Is(err, http.ErrServerClosed) { // the unix socket goes on; what failed is an error of the daemon's at its end
+			t.log.Error("TCP is not served any more", "address", p.url, "error", err)
+		}
+		failed <- err
+	}()
 }
 
 // begin says who serves what is opened.
