@@ -61,17 +61,23 @@ func (h *Host) SetEgress(ctx context.Context, id string, change func(egress.Poli
 		err = narrower(&policy, &old)
 	}
 	if err == nil {
-		err = s.reachable()
+		err = s.change(func() error { return nil })
 	}
 	if err == nil {
 		err = h.cfg.Networks.SetPolicy(ctx, s.id, policy)
 	}
+	if err == nil {
+		err = s.change(func() error {
+			s.egress = policy
+			return nil
+		})
+		if err != nil { // What has it suspended meanwhile may fail, and then its network stays.
+			_ = h.cfg.Networks.SetPolicy(context.WithoutCancel(ctx), s.id, old)
+		}
+	}
 	if err != nil {
 		return EgressView{}, fmt.Errorf("egress of sandbox %s: %w", s.id, err)
 	}
-	s.mu.Lock()
-	s.egress = policy
-	s.mu.Unlock()
 	h.tell(events.SandboxEgress, s, describePolicy(policy))
 	if err := h.remember(s); err != nil {
 		return EgressView{}, err
@@ -79,10 +85,28 @@ func (h *Host) SetEgress(ctx context.Context, id string, change func(egress.Poli
 	return h.egressView(ctx, s), nil
 }
 
+// change does something to what is written down of a sandbox, with its mu held, unless it is suspended or about to be: what it
+// was then is on disk, and a later daemon would go on with that.
+func (s *sandbox) change(do func() error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.reachableLocked(); err != nil {
+		return err
+	}
+	if s.work == lineage.Suspending {
+		return s.explain(fmt.Errorf("%w: it is being suspended", lineage.ErrState))
+	}
+	return do()
+}
+
 // reachable says whether a sandbox has a network.
 func (s *sandbox) reachable() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.reachableLocked()
+}
+
+func (s *sandbox) reachableLocked() error {
 	switch {
 	case s.ended:
 		return ErrNotFound

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"forkd.dev/forkd/internal/image"
+	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/network"
 	"forkd.dev/forkd/internal/network/egress"
 )
@@ -265,4 +266,68 @@ func TestBuildNetwork(t *testing.T) {
 	if err := b(both, false).checkNetwork(policyText(t, "open")); err != nil {
 		t.Errorf("narrower than its base: %v", err)
 	}
+}
+
+// duringNetworks have something happen while a policy is changed.
+type duringNetworks struct {
+	*fakeNetworks
+
+	during func()
+}
+
+func (n *duringNetworks) SetPolicy(ctx context.Context, id string, p egress.Policy) error {
+	n.during()
+	return n.fakeNetworks.SetPolicy(ctx, id, p)
+}
+
+// TestChangedWhileSuspended: nothing is changed that the record of a suspended sandbox would not have.
+func TestChangedWhileSuspended(t *testing.T) {
+	n := &duringNetworks{newFakeNetworks(), func() {}}
+	h := fakeHost(t, newFakeEngine(), func(c *Config) { c.Networks = n })
+	results, err := h.Fork(t.Context(), ForkSpec{Tag: fakeTag, N: 1})
+	if err != nil || results[0].Err != nil {
+		t.Fatal(err, results)
+	}
+	id := results[0].Sandbox.ID
+	s, err := h.find(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	widen := func(egress.Policy) (egress.Policy, error) { return policyText(t, "open"), nil }
+	refused := func(when string) {
+		t.Helper()
+		if err := h.SetPublic(id, 80, true); !errors.Is(err, lineage.ErrState) || h.IsPublic(id, 80) {
+			t.Errorf("%s a port is made public: %v", when, err)
+		}
+		if _, err := h.SetEgress(t.Context(), id, widen, true); !errors.Is(err, lineage.ErrState) {
+			t.Errorf("%s its policy is changed: %v", when, err)
+		}
+		samePolicy(t, when, s.policy(), "")
+		samePolicy(t, when+" its network's", n.policies[id], "")
+	}
+	work := func(w lineage.Work) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.work = w
+	}
+	work(lineage.Suspending)
+	refused("as it is suspended")
+	work("")
+	n.during = func() { work(lineage.Suspending) }
+	if _, err := h.SetEgress(t.Context(), id, widen, true); !errors.Is(err, lineage.ErrState) {
+		t.Errorf("its policy is changed, and it is suspended meanwhile: %v", err)
+	}
+	samePolicy(t, "meanwhile", n.policies[id], "")
+	work("")
+	n.during = func() {}
+	if err := h.SetPublic(id, 80, true); err != nil || !h.IsPublic(id, 80) {
+		t.Errorf("a port is not public: %v", err)
+	}
+	if err := h.SetPublic(id, 80, false); err != nil || h.IsPublic(id, 80) {
+		t.Errorf("a port is not hidden: %v", err)
+	}
+	if _, err := h.Suspend(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	refused("suspended")
 }

@@ -155,7 +155,8 @@ func (s *sandbox) ports(reply *wire.PortsReply) []Port {
 	return list
 }
 
-// SetPublic says whether everybody may connect to a port of a sandbox. Its children and branches begin with none.
+// SetPublic says whether everybody may connect to a port of a sandbox that runs or is paused. Its children and branches begin with
+// none.
 func (h *Host) SetPublic(id string, port int, public bool) error {
 	if port < 1 || port > 65535 {
 		return invalid("port %d; allowed are 1 to 65535", port)
@@ -164,22 +165,22 @@ func (h *Host) SetPublic(id string, port int, public bool) error {
 	if err != nil {
 		return err
 	}
-	s.mu.Lock()
-	i, has := slices.BinarySearch(s.public, port)
-	switch {
-	case public && !has && len(s.public) >= maxPublic:
-		err = fmt.Errorf("%w: sandbox %s has %d public ports", ErrExhausted, s.id, maxPublic)
-	case public && !has:
-		s.public = slices.Insert(slices.Clone(s.public), i, port)
-	case !public && has:
-		s.public = slices.Delete(slices.Clone(s.public), i, i+1)
-	}
-	s.mu.Unlock()
+	err = s.change(func() error {
+		i, has := slices.BinarySearch(s.public, port)
+		switch {
+		case public && !has && len(s.public) >= maxPublic:
+			return fmt.Errorf("%w: %d ports are public", ErrExhausted, maxPublic)
+		case public && !has:
+			s.public = slices.Insert(slices.Clone(s.public), i, port)
+		case !public && has:
+			s.public = slices.Delete(slices.Clone(s.public), i, i+1)
+		}
+		return nil
+	})
 	if err != nil {
-		return err
+		return fmt.Errorf("port %d of sandbox %s: %w", port, s.id, err)
 	}
-	h.record(s)
-	return nil
+	return h.remember(s) // One that was hidden must not be public again after the next start.
 }
 
 // IsPublic reports whether everybody may connect to a port of the sandbox that has exactly that id.
