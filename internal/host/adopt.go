@@ -197,7 +197,9 @@ func (h *Host) rebuild(a *adoption, hot *hotImage) *sandbox {
 	s.format, s.machine, s.dir, s.hot, s.mapped = rec.Format, a.machine, a.left.dir, hot, rec.Mapped
 	s.disks, s.nextDisk = a.disks, nextDisk(a.left.dir)
 	h.adoptGroup(s, rec.Ref.PID)
-	s.lost = a.lost
+	if a.lost {
+		s.lost = 1
+	}
 	s.generation, s.state, s.from = rec.Generation+generationBlock, rec.State, h.originOf(rec)
 	for _, m := range h.snapshots {
 		if rec.Latest != "" && m.ID() == rec.Latest {

@@ -149,7 +149,7 @@ func (h *Host) NetworkRestarted(ids []string, reason string) {
 	for _, s := range hit {
 		s.mu.Lock()
 		s.talked = true // What the one before saw is not known any more.
-		s.lost = true
+		s.lost++
 		s.mu.Unlock()
 	}
 	h.events.Emit(events.Event{Type: events.NetworkRestarted, Reason: reason})
@@ -178,14 +178,16 @@ func (s *sandbox) severLost(ctx context.Context, conn *guest.Conn) error {
 	s.mu.Lock()
 	lost := s.lost
 	s.mu.Unlock()
-	if !lost {
+	if lost == 0 {
 		return nil
 	}
 	if err := conn.Sever(ctx); err != nil {
 		return fmt.Errorf("end the connections whose other ends are gone: %w", err)
 	}
 	s.mu.Lock()
-	s.lost = false
+	if s.lost == lost { // or it happened again meanwhile
+		s.lost = 0
+	}
 	s.mu.Unlock()
 	return nil
 }

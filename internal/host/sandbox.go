@@ -76,7 +76,7 @@ type sandbox struct {
 	spent      proc.Consumption // of machines it had before, where it was suspended
 	seen       proc.Consumption // of this one, when it was looked at last
 	talked     bool             // it may have connections that leave its machine, whatever its network has seen
-	lost       bool             // the other ends of its connections are gone, and its guest was not told
+	lost       int              // how often the other ends of its connections went, since its guest was last told
 	netSpent   network.Totals   // of networks it had before
 	net        network.Totals   // of this one, when it was looked at last
 }

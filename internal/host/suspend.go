@@ -204,7 +204,9 @@ func (h *Host) wake(ctx context.Context, s *sandbox) error {
 	u.Add(func() { _ = os.RemoveAll(dir) })
 	woken := &sandbox{
 		id: s.id, dir: dir, hot: hot, generation: s.generation + 1, limits: s.limits, egress: s.policy(), netSpent: h.spentNetwork(s),
-		lost: s.mayTalk(),
+	}
+	if s.mayTalk() {
+		woken.lost = 1
 	}
 	u.Add(func() { _ = woken.cgroup.Remove() })
 	if err := h.restore(ctx, woken); err != nil {
@@ -248,7 +250,7 @@ func (h *Host) runAgain(s, woken *sandbox, conn *guest.Conn, rec *store.Suspende
 	u.Keep()
 	s.machine, s.conn, s.hot, s.dir, s.generation = woken.machine, conn, woken.hot, woken.dir, woken.generation
 	s.disks, s.nextDisk, s.format, s.mapped, s.cgroup = woken.disks, 1, woken.format, woken.mapped, woken.cgroup
-	s.state, s.suspended, s.console, s.lost = lineage.Running, nil, nil, false
+	s.state, s.suspended, s.console, s.lost = lineage.Running, nil, nil, 0
 	// What it writes from now on is over what it was when it was suspended, which no tag names.
 	s.from = &origin{tag: rec.Machine.Parent, snapshot: rec.Machine}
 	machine := s.machine
