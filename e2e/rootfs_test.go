@@ -43,9 +43,12 @@ func rootfsFile(t testing.TB) string {
 			t.Fatal(err)
 		}
 	}
+	mke2fs, err := testenv.Program("mke2fs")
+	if err != nil {
+		t.Fatal(err)
+	}
 	// 100 MiB and one block: no multiple of 64 KiB.
-	cmd := exec.CommandContext(t.Context(), "mke2fs", "-q", "-t", "ext4", "-b", "4096", "-E", "root_owner=0:0", "-d", tree, file, "25601")
-	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
+	cmd := exec.CommandContext(t.Context(), mke2fs, "-q", "-t", "ext4", "-b", "4096", "-E", "root_owner=0:0", "-d", tree, file, "25601")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("mke2fs: %v\n%s", err, out)
 	}
