@@ -57,7 +57,7 @@ func manyChildren(t *testing.T, f *forkd, n int) {
 		}
 		seen.differ(t, f, c.ID)
 	})
-	t.Run("isolation", func(t *testing.T) { isolation(t, f, children[0].ID, children[1].ID, children[99].ID) })
+	t.Run("isolation", func(t *testing.T) { isolation(t, f, children[0].ID, children[1].ID, children[n-1].ID) })
 	f.run("kill", "--tag", parentTag)
 }
 

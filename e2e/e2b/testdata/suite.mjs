@@ -420,7 +420,7 @@ console.log(JSON.stringify({ versions: Object.fromEntries(["e2b", "@e2b/code-int
 const sb = await fresh();
 let failed = false;
 try {
-  for (const { methods, run } of checks) {
+  for (const { methods, run, slow } of checks) {
     if (only === "quick" ? slow : !methods.join().includes(only)) continue;
     const began = Date.now();
     let result = { ok: true, note: "" };
