@@ -100,7 +100,7 @@ lint: setup-build $(LINT) ## go vet, the other architecture, golangci-lint, form
 
 .PHONY: lint-drivers
 lint-drivers: ## the drivers of contexts, with ruff and node where they are installed
-	@if command -v ruff >/dev/null; then ruff check internal/agent/contexts && ruff format --check internal/agent/contexts; else echo "no ruff: Python's driver is not checked"; fi
+	@PATH="$$PATH:$(CURDIR)/.tools/sdk/python/bin"; if command -v ruff >/dev/null; then ruff check internal/agent/contexts && ruff format --check internal/agent/contexts; else echo "no ruff: Python's driver is not checked"; fi
 	@if command -v node >/dev/null; then node --check internal/agent/contexts/driver.js; else echo "no node: JavaScript's driver is not checked"; fi
 
 .PHONY: lint-sdk
