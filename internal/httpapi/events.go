@@ -202,3 +202,15 @@ func (e *events) flush() error {
 	}
 	return nil
 }
+
+// followed is the end of what was followed until the request's context ended, or for a reason of its own.
+func followed(ctx context.Context, err error) error {
+	switch cause := context.Cause(ctx); {
+	case cause == nil:
+		return err
+	case errors.Is(cause, context.Canceled):
+		return nil // That is how a client, or the daemon, ends it.
+	default:
+		return cause
+	}
+}

@@ -2,7 +2,6 @@ package httpapi
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -130,13 +129,7 @@ func (s *Server) followPorts(r *http.Request, id string, out *events) error {
 				return err
 			}
 		case err := <-ended:
-			if cause := context.Cause(r.Context()); cause != nil {
-				if errors.Is(cause, context.Canceled) { // that is how a client, or the daemon, ends it
-					return nil
-				}
-				return cause
-			}
-			return err
+			return followed(r.Context(), err)
 		}
 	}
 }
