@@ -168,7 +168,7 @@ func (s *Server) newTemplate(w http.ResponseWriter, r *http.Request) error {
 		memoryBytes: req.Memory << 20, status: buildWaiting,
 	}
 	s.builds.add(j)
-	return reply(w, http.StatusAccepted, map[string]any{
+	return httpapi.Reply(w, http.StatusAccepted, map[string]any{
 		"templateID": j.tag, "buildID": j.id, "public": false, "names": []string{j.tag}, "tags": []string{"default"}, "aliases": []string{j.tag},
 	})
 }
@@ -191,14 +191,14 @@ func (s *Server) uploadLink(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if _, err := os.Stat(file); err == nil {
-		return reply(w, http.StatusCreated, map[string]any{"present": true})
+		return httpapi.Reply(w, http.StatusCreated, map[string]any{"present": true})
 	}
 	scheme := "http"
 	if r.TLS != nil {
 		scheme = "https"
 	}
 	until := strconv.FormatInt(time.Now().Add(linkTime).Unix(), 10)
-	return reply(w, http.StatusCreated, map[string]any{
+	return httpapi.Reply(w, http.StatusCreated, map[string]any{
 		"present": false,
 		"url":     fmt.Sprintf("%s://%s/templates/files/%s?until=%s&token=%s", scheme, r.Host, hash, until, s.Seed.Token(forUpload, hash+" "+until)),
 	})
@@ -694,7 +694,7 @@ func (s *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {
 	if j.reason != nil {
 		out["reason"] = j.reason
 	}
-	return reply(w, http.StatusOK, out)
+	return httpapi.Reply(w, http.StatusOK, out)
 }
 
 func (s *Server) buildLogs(w http.ResponseWriter, r *http.Request) error {
@@ -704,5 +704,5 @@ func (s *Server) buildLogs(w http.ResponseWriter, r *http.Request) error {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return reply(w, http.StatusOK, map[string]any{"logs": append([]buildLog{}, j.logs...)})
+	return httpapi.Reply(w, http.StatusOK, map[string]any{"logs": append([]buildLog{}, j.logs...)})
 }

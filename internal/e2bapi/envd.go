@@ -248,7 +248,7 @@ func (s *Server) envdMetrics(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, map[string]any{
+	return httpapi.Reply(w, http.StatusOK, map[string]any{
 		"ts": m.Time.Unix(), "cpu_count": m.CPUs, "cpu_used_pct": m.CPUPercent, "mem_total": m.MemTotal, "mem_used": m.MemUsed,
 		"mem_cache": m.MemCached, "disk_total": m.DiskTotal, "disk_used": m.DiskUsed,
 	})
@@ -273,7 +273,7 @@ func (s *Server) envs(w http.ResponseWriter, r *http.Request) error {
 			vars[name] = value
 		}
 	}
-	return reply(w, http.StatusOK, vars)
+	return httpapi.Reply(w, http.StatusOK, vars)
 }
 
 // limitedText keeps what a guest prints, as far as it is to be believed.

@@ -1,7 +1,6 @@
 package e2bapi
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -49,18 +48,7 @@ func writeEdge(w http.ResponseWriter, e *edgeError) {
 }
 
 func replyJSON(w http.ResponseWriter, status int, v any) {
-	_ = reply(w, status, v) // a client that is gone cannot be told
-}
-
-func reply(w http.ResponseWriter, status int, v any) error {
-	body, err := json.Marshal(v)
-	if err != nil {
-		return fmt.Errorf("encode reply: %w", err)
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_, err = w.Write(append(body, '\n'))
-	return err
+	_ = httpapi.Reply(w, status, v) // a client that is gone cannot be told
 }
 
 // empty replies without a body, and without a type of one: clients would parse it.

@@ -40,7 +40,7 @@ func (s *Server) onPath(method string) handler {
 		if err := s.unary(r, method, req, &out); err != nil {
 			return err
 		}
-		return reply(w, http.StatusOK, wire.EntryReply{Entry: entry(out.Entry)})
+		return httpapi.Reply(w, http.StatusOK, wire.EntryReply{Entry: entry(out.Entry)})
 	}
 }
 
@@ -65,7 +65,7 @@ func (s *Server) move(w http.ResponseWriter, r *http.Request) error {
 	if err := s.unary(r, wire.MethodFileMove, req, &out); err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, wire.EntryReply{Entry: entry(out.Entry)})
+	return httpapi.Reply(w, http.StatusOK, wire.EntryReply{Entry: entry(out.Entry)})
 }
 
 func (s *Server) listDir(w http.ResponseWriter, r *http.Request) error {
@@ -83,7 +83,7 @@ func (s *Server) listDir(w http.ResponseWriter, r *http.Request) error {
 	for i := range out.Entries {
 		list.Entries = append(list.Entries, entry(out.Entries[i]))
 	}
-	return reply(w, http.StatusOK, list)
+	return httpapi.Reply(w, http.StatusOK, list)
 }
 
 // watchDir tells changes until the client leaves, or the directory is gone.
@@ -141,7 +141,7 @@ func (s *Server) createWatcher(w http.ResponseWriter, r *http.Request) error {
 	if err := s.unary(r, wire.MethodWatcherNew, req, &out); err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, out)
+	return httpapi.Reply(w, http.StatusOK, out)
 }
 
 func (s *Server) watcherEvents(w http.ResponseWriter, r *http.Request) error {
@@ -161,7 +161,7 @@ func (s *Server) watcherEvents(w http.ResponseWriter, r *http.Request) error {
 			*e = entry(*e)
 		}
 	}
-	return reply(w, http.StatusOK, out)
+	return httpapi.Reply(w, http.StatusOK, out)
 }
 
 func (s *Server) removeWatcher(w http.ResponseWriter, r *http.Request) error {
@@ -211,7 +211,7 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request) error {
 	for i := range written {
 		list = append(list, writeInfo{Name: written[i].Name, Type: "file", Path: written[i].Path, Metadata: written[i].Metadata})
 	}
-	return reply(w, http.StatusOK, list)
+	return httpapi.Reply(w, http.StatusOK, list)
 }
 
 func (s *Server) compose(w http.ResponseWriter, r *http.Request) error {
@@ -232,5 +232,5 @@ func (s *Server) compose(w http.ResponseWriter, r *http.Request) error {
 	if err := s.unary(r, wire.MethodFileCompose, in, &out); err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, writeInfo{Name: out.Entry.Name, Type: api.FileTypeFile, Path: out.Entry.Path, Metadata: out.Entry.Metadata})
+	return httpapi.Reply(w, http.StatusOK, writeInfo{Name: out.Entry.Name, Type: api.FileTypeFile, Path: out.Entry.Path, Metadata: out.Entry.Metadata})
 }

@@ -49,7 +49,7 @@ func (s *Server) interpreterHealth(w http.ResponseWriter, r *http.Request) error
 	if v, err := s.Host.Peek(id); err != nil || state(v) != stateRunning {
 		return &edgeError{sandbox: id}
 	}
-	return reply(w, http.StatusOK, "OK")
+	return httpapi.Reply(w, http.StatusOK, "OK")
 }
 
 // body decodes a request of the plain routes: unknown fields are of newer clients.
@@ -91,7 +91,7 @@ func (s *Server) contexts(w http.ResponseWriter, r *http.Request) error {
 	for _, c := range infos {
 		list = append(list, describeContext(c))
 	}
-	return reply(w, http.StatusOK, list)
+	return httpapi.Reply(w, http.StatusOK, list)
 }
 
 func (s *Server) createContext(w http.ResponseWriter, r *http.Request) error {
@@ -117,7 +117,7 @@ func (s *Server) createContext(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, describeContext(*info))
+	return httpapi.Reply(w, http.StatusOK, describeContext(*info))
 }
 
 // known refuses a context that is not there: the guest would make one.

@@ -12,6 +12,7 @@ import (
 
 	"forkd.dev/forkd/internal/guest/call"
 	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/httpapi"
 )
 
 // processEvent is a message of Start and Connect.
@@ -212,7 +213,7 @@ func (s *Server) listProcesses(w http.ResponseWriter, r *http.Request) error {
 	for _, p := range list.Processes {
 		out.Processes = append(out.Processes, info{p.Config, p.PID, p.Tag})
 	}
-	return reply(w, http.StatusOK, out)
+	return httpapi.Reply(w, http.StatusOK, out)
 }
 
 // done replies to a call that has nothing to tell.
@@ -220,7 +221,7 @@ func done(w http.ResponseWriter, err error) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, struct{}{})
+	return httpapi.Reply(w, http.StatusOK, struct{}{})
 }
 
 func (s *Server) updateProcess(w http.ResponseWriter, r *http.Request) error {

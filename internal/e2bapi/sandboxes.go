@@ -153,7 +153,7 @@ func (s *Server) create(usual time.Duration) handler {
 		}
 		httpapi.NoteCreated(r, "sandbox", v.ID)
 		w.Header().Set("Cache-Control", "no-store")
-		return reply(w, http.StatusCreated, s.sandboxReply(v))
+		return httpapi.Reply(w, http.StatusCreated, s.sandboxReply(v))
 	}
 }
 
@@ -248,7 +248,7 @@ func (s *Server) info(w http.ResponseWriter, r *http.Request) error {
 	}
 	internet, allowed := describeNetwork(v)
 	d.AllowInternet, d.Network = &internet, allowed
-	return reply(w, http.StatusOK, d)
+	return httpapi.Reply(w, http.StatusOK, d)
 }
 
 // tokenFor tells a sandbox's token to those who could do without it.
@@ -306,7 +306,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	for _, v := range views {
 		out = append(out, s.describe(v))
 	}
-	return reply(w, http.StatusOK, out)
+	return httpapi.Reply(w, http.StatusOK, out)
 }
 
 func listFilter(q url.Values) (func(host.View) bool, error) {
@@ -587,7 +587,7 @@ func (s *Server) resumeFor(w http.ResponseWriter, r *http.Request, timeout *int6
 		status = http.StatusCreated
 	}
 	w.Header().Set("Cache-Control", "no-store")
-	return reply(w, status, s.sandboxReply(v))
+	return httpapi.Reply(w, status, s.sandboxReply(v))
 }
 
 // Forks and snapshots.
@@ -659,7 +659,7 @@ func (s *Server) fork(usual time.Duration) handler {
 			out = append(out, result{Sandbox: &child})
 		}
 		w.Header().Set("Cache-Control", "no-store")
-		return reply(w, http.StatusCreated, out)
+		return httpapi.Reply(w, http.StatusCreated, out)
 	}
 }
 
@@ -716,7 +716,7 @@ func (s *Server) snapshot(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	httpapi.NoteCreated(r, "snapshot", snap.Tag)
-	return reply(w, http.StatusCreated, snapshotInfo{snap.Tag, []string{snap.Tag}})
+	return httpapi.Reply(w, http.StatusCreated, snapshotInfo{snap.Tag, []string{snap.Tag}})
 }
 
 func (s *Server) snapshots(w http.ResponseWriter, r *http.Request) error {
@@ -743,7 +743,7 @@ func (s *Server) snapshots(w http.ResponseWriter, r *http.Request) error {
 	for _, v := range all {
 		out = append(out, snapshotInfo{v.Tag, []string{v.Tag}})
 	}
-	return reply(w, http.StatusOK, out)
+	return httpapi.Reply(w, http.StatusOK, out)
 }
 
 // Metrics and logs.
@@ -797,7 +797,7 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	out := []metric{}
 	now := time.Now().Unix()
 	if end, ok := bound["end"]; ok && end < now || bound["start"] > now {
-		return reply(w, http.StatusOK, out)
+		return httpapi.Reply(w, http.StatusOK, out)
 	}
 	m, err := s.measure(r.Context(), v)
 	if err != nil {
@@ -806,7 +806,7 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	if m != nil {
 		out = append(out, *m)
 	}
-	return reply(w, http.StatusOK, out)
+	return httpapi.Reply(w, http.StatusOK, out)
 }
 
 func (s *Server) manyMetrics(w http.ResponseWriter, r *http.Request) error {
@@ -831,7 +831,7 @@ func (s *Server) manyMetrics(w http.ResponseWriter, r *http.Request) error {
 		})
 	}
 	asked.Wait()
-	return reply(w, http.StatusOK, map[string]any{"sandboxes": out})
+	return httpapi.Reply(w, http.StatusOK, map[string]any{"sandboxes": out})
 }
 
 type logEntry struct {
@@ -878,7 +878,7 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	for _, e := range list {
 		lines = append(lines, line{e.Message, e.Time})
 	}
-	return reply(w, http.StatusOK, map[string]any{"logs": lines, "logEntries": list})
+	return httpapi.Reply(w, http.StatusOK, map[string]any{"logs": lines, "logEntries": list})
 }
 
 func (s *Server) logsV2(w http.ResponseWriter, r *http.Request) error {
@@ -900,5 +900,5 @@ func (s *Server) logsV2(w http.ResponseWriter, r *http.Request) error {
 	if n, err := strconv.Atoi(q.Get("limit")); err == nil && n >= 0 {
 		limit = min(n, limit)
 	}
-	return reply(w, http.StatusOK, map[string]any{"logs": list[:min(limit, len(list))]})
+	return httpapi.Reply(w, http.StatusOK, map[string]any{"logs": list[:min(limit, len(list))]})
 }

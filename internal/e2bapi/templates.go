@@ -122,7 +122,7 @@ func (s *Server) templates(w http.ResponseWriter, r *http.Request) error {
 	for _, v := range all {
 		out = append(out, s.describeTemplate(v))
 	}
-	return reply(w, http.StatusOK, out)
+	return httpapi.Reply(w, http.StatusOK, out)
 }
 
 func (s *Server) findTemplate(name string) (host.SnapshotView, error) {
@@ -138,7 +138,7 @@ func (s *Server) alias(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, map[string]any{"templateID": v.Tag, "public": false})
+	return httpapi.Reply(w, http.StatusOK, map[string]any{"templateID": v.Tag, "public": false})
 }
 
 func (s *Server) template(w http.ResponseWriter, r *http.Request) error {
@@ -150,7 +150,7 @@ func (s *Server) template(w http.ResponseWriter, r *http.Request) error {
 	t.List = []templateBuild{{
 		t.Build, t.Status, t.Created, t.Created, t.Created, t.CPUs, t.MemoryMB, t.DiskMB, t.Envd,
 	}}
-	return reply(w, http.StatusOK, t)
+	return httpapi.Reply(w, http.StatusOK, t)
 }
 
 func (s *Server) removeTemplate(w http.ResponseWriter, r *http.Request) error {
@@ -179,5 +179,5 @@ func (s *Server) changeTemplate(w http.ResponseWriter, r *http.Request) error {
 	if req.Public != nil && *req.Public {
 		return unsupported("public: templates are for those who have a token of this daemon")
 	}
-	return reply(w, http.StatusOK, map[string]any{"names": []string{v.Tag}})
+	return httpapi.Reply(w, http.StatusOK, map[string]any{"names": []string{v.Tag}})
 }

@@ -310,7 +310,7 @@ func TestNamesOfSandboxes(t *testing.T) {
 	s, _ := guarded(t)
 	handler := s.router(append(s.tokenOperations(), operation{
 		"GET /v1/sandboxes/{id}", access.Read, "", func(w http.ResponseWriter, r *http.Request) error {
-			return reply(w, http.StatusOK, r.PathValue("id"))
+			return Reply(w, http.StatusOK, r.PathValue("id"))
 		},
 	}))
 	rec := httptest.NewRecorder()

@@ -62,7 +62,7 @@ func (s *Server) branch(w http.ResponseWriter, r *http.Request) error {
 	if v.Status == lineage.Writing {
 		status = http.StatusAccepted
 	}
-	return reply(w, status, out)
+	return Reply(w, status, out)
 }
 
 // branchWritten waits for a branch that has children already.
@@ -180,7 +180,7 @@ func (s *Server) change(to func(ctx context.Context, id string) (host.View, erro
 		if err != nil {
 			return err
 		}
-		return reply(w, http.StatusOK, s.sandboxView(v))
+		return Reply(w, http.StatusOK, s.sandboxView(v))
 	}
 }
 
@@ -197,7 +197,7 @@ func (s *Server) compact(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	noteCreated(r, "snapshot", v.Tag)
-	return reply(w, http.StatusOK, snapshot(v))
+	return Reply(w, http.StatusOK, snapshot(v))
 }
 
 const maxWait = time.Hour

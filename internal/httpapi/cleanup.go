@@ -34,5 +34,5 @@ func replyLeftovers(w http.ResponseWriter, r *http.Request, find func(context.Co
 		}
 		list = append(list, out)
 	}
-	return reply(w, http.StatusOK, list)
+	return Reply(w, http.StatusOK, list)
 }

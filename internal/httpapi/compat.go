@@ -33,5 +33,5 @@ func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	noteCreated(r, "snapshot", view.Tag)
-	return reply(w, http.StatusCreated, snapshot(view))
+	return Reply(w, http.StatusCreated, snapshot(view))
 }

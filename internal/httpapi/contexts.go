@@ -33,7 +33,7 @@ func (s *Server) contexts(w http.ResponseWriter, r *http.Request) error {
 	for i := range infos {
 		list = append(list, api.Context(infos[i]))
 	}
-	return reply(w, http.StatusOK, list)
+	return Reply(w, http.StatusOK, list)
 }
 
 func (s *Server) createContext(w http.ResponseWriter, r *http.Request) error {
@@ -49,7 +49,7 @@ func (s *Server) createContext(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("create a context: %w", err)
 	}
-	return reply(w, http.StatusCreated, api.Context(*info))
+	return Reply(w, http.StatusCreated, api.Context(*info))
 }
 
 func (s *Server) restartContext(w http.ResponseWriter, r *http.Request) error {
@@ -61,7 +61,7 @@ func (s *Server) restartContext(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("restart a context: %w", err)
 	}
-	return reply(w, http.StatusOK, api.Context(*info))
+	return Reply(w, http.StatusOK, api.Context(*info))
 }
 
 func (s *Server) interruptContext(w http.ResponseWriter, r *http.Request) error {
@@ -142,7 +142,7 @@ func (s *Server) eval(w http.ResponseWriter, r *http.Request) error {
 		out.Error, out.ErrorName, out.ErrorValue, out.Traceback = &text, e.Name, e.Value, e.Traceback
 		out.ExitCode = max(1, out.ExitCode)
 	}
-	return reply(w, http.StatusOK, out)
+	return Reply(w, http.StatusOK, out)
 }
 
 func result(r *wire.Result) api.Result {

@@ -186,7 +186,7 @@ func (w *rangeErrors) WriteHeader(status int) {
 	}
 	w.Header().Set("Content-Range", fmt.Sprintf("bytes */%d", w.size))
 	message := fmt.Sprintf("the range is not within the file, which has %d bytes", w.size)
-	_ = reply(w.ResponseWriter, status, &api.Error{Text: message, Code: api.CodeInvalid, Message: message})
+	_ = Reply(w.ResponseWriter, status, &api.Error{Text: message, Code: api.CodeInvalid, Message: message})
 }
 
 func (w *rangeErrors) Write(p []byte) (int, error) {

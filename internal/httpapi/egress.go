@@ -116,7 +116,7 @@ func (s *Server) egress(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, egressState(v))
+	return Reply(w, http.StatusOK, egressState(v))
 }
 
 func egressState(v host.EgressView) api.EgressState {
@@ -200,7 +200,7 @@ func (s *Server) putEgress(w http.ResponseWriter, r *http.Request, change func(e
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, egressState(v))
+	return Reply(w, http.StatusOK, egressState(v))
 }
 
 // changeOf is what a request does to a policy.

@@ -157,5 +157,5 @@ func (s *Server) because(r *http.Request, err error) error {
 func writeError(w http.ResponseWriter, err error, id string) {
 	e := toAPI(err)
 	e.RequestID = id
-	_ = reply(w, status(e.Code), e) // a client that is gone cannot be told
+	_ = Reply(w, status(e.Code), e) // a client that is gone cannot be told
 }

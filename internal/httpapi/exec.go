@@ -58,7 +58,7 @@ func (s *Server) runExec(w http.ResponseWriter, r *http.Request, find func(conte
 	if err != nil {
 		return fmt.Errorf("exec %.80q: %w", req.Args[0], err)
 	}
-	return reply(w, http.StatusOK, api.ExecResponse{
+	return Reply(w, http.StatusOK, api.ExecResponse{
 		Stdout: stdout.text(), Stderr: stderr.text(), ExitCode: end.Code(), Error: end.Problem(),
 		TimedOut: end.TimedOut,
 	})
@@ -106,7 +106,7 @@ func (s *Server) ping(w http.ResponseWriter, r *http.Request) error {
 	if err := conn.Ping(r.Context()); err != nil {
 		return fmt.Errorf("ping: %w", err)
 	}
-	return reply(w, http.StatusOK, api.Pong{Pong: true, Agent: conn.Hello().Agent})
+	return Reply(w, http.StatusOK, api.Pong{Pong: true, Agent: conn.Hello().Agent})
 }
 
 // capture keeps the first maxCaptured bytes and counts the rest.

@@ -85,7 +85,7 @@ func (f *files) entry(w http.ResponseWriter, r *http.Request, method string, in 
 	if err := f.unary(r, method, in, &e); err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, file(e.Entry))
+	return Reply(w, http.StatusOK, file(e.Entry))
 }
 
 func file(e wire.EntryInfo) api.File {
@@ -135,7 +135,7 @@ func (f *files) list(w http.ResponseWriter, r *http.Request) error {
 	for i := range e.Entries {
 		out[i] = file(e.Entries[i])
 	}
-	return reply(w, http.StatusOK, out)
+	return Reply(w, http.StatusOK, out)
 }
 
 func (f *files) mkdir(w http.ResponseWriter, r *http.Request) error {
@@ -255,7 +255,7 @@ func (f *files) createWatcher(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusCreated, api.Watcher{ID: made.WatcherID})
+	return Reply(w, http.StatusCreated, api.Watcher{ID: made.WatcherID})
 }
 
 func (f *files) watcherEvents(w http.ResponseWriter, r *http.Request) error {
@@ -267,7 +267,7 @@ func (f *files) watcherEvents(w http.ResponseWriter, r *http.Request) error {
 	for i := range got.Events {
 		out.Events[i] = event(got.Events[i])
 	}
-	return reply(w, http.StatusOK, out)
+	return Reply(w, http.StatusOK, out)
 }
 
 func (f *files) removeWatcher(w http.ResponseWriter, r *http.Request) error {

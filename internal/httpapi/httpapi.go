@@ -136,7 +136,8 @@ func requestID() string {
 	return "req-" + hex.EncodeToString(b[:])
 }
 
-func reply(w http.ResponseWriter, status int, v any) error {
+// Reply answers with JSON.
+func Reply(w http.ResponseWriter, status int, v any) error {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return fmt.Errorf("encode reply: %w", err)
@@ -148,7 +149,7 @@ func reply(w http.ResponseWriter, status int, v any) error {
 }
 
 func (s *Server) healthz(w http.ResponseWriter, _ *http.Request) error {
-	return reply(w, http.StatusOK, api.Health{OK: true})
+	return Reply(w, http.StatusOK, api.Health{OK: true})
 }
 
 // version tells where things are to those only who may do anything there.
@@ -160,11 +161,11 @@ func (s *Server) version(w http.ResponseWriter, r *http.Request) error {
 	if access.FromContext(r.Context()).Scope < access.Admin {
 		v = api.VersionInfo{Version: v.Version, API: v.API}
 	}
-	return reply(w, http.StatusOK, v)
+	return Reply(w, http.StatusOK, v)
 }
 
 func (s *Server) hostInfo(w http.ResponseWriter, r *http.Request) error {
-	return reply(w, http.StatusOK, s.doctor(r.Context()))
+	return Reply(w, http.StatusOK, s.doctor(r.Context()))
 }
 
 func (s *Server) doctor(ctx context.Context) api.HostInfo {

@@ -43,7 +43,7 @@ func (c *counter) handle(w http.ResponseWriter, r *http.Request) error {
 		return c.err
 	}
 	w.Header().Set("X-Of-It", "yes")
-	return reply(w, http.StatusCreated, fmt.Sprintf("%d of %s", c.made.Add(1), body))
+	return Reply(w, http.StatusCreated, fmt.Sprintf("%d of %s", c.made.Add(1), body))
 }
 
 // post answers with the status, and the text or the error's code.

@@ -18,7 +18,7 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
-	return reply(w, http.StatusOK, guestMetrics(m))
+	return Reply(w, http.StatusOK, guestMetrics(m))
 }
 
 func guestMetrics(m *wire.Metrics) api.Metrics {

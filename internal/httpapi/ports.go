@@ -88,7 +88,7 @@ func (s *Server) ports(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		return reply(w, http.StatusOK, s.portList(id, list))
+		return Reply(w, http.StatusOK, s.portList(id, list))
 	}
 	out := &events{w: w, kind: wantsEvents(r)}
 	if out.kind == "" {

@@ -34,7 +34,7 @@ func (s *Server) processes(w http.ResponseWriter, r *http.Request) error {
 	for _, info := range infos {
 		out = append(out, process(info))
 	}
-	return reply(w, http.StatusOK, out)
+	return Reply(w, http.StatusOK, out)
 }
 
 func process(info wire.ProcessInfo) api.Process {

@@ -44,7 +44,7 @@ func (s *Server) fork(w http.ResponseWriter, r *http.Request) error {
 			list[i].Warnings = append(list[i].Warnings, forkWarnings(req)...)
 		}
 	}
-	return reply(w, http.StatusCreated, list)
+	return Reply(w, http.StatusCreated, list)
 }
 
 func forkSpec(req api.ForkRequest) (host.ForkSpec, error) {
@@ -167,7 +167,7 @@ func (s *Server) sandboxes(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, list)
+	return Reply(w, http.StatusOK, list)
 }
 
 func (s *Server) sandbox(w http.ResponseWriter, r *http.Request) error {
@@ -175,7 +175,7 @@ func (s *Server) sandbox(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, s.sandboxView(v))
+	return Reply(w, http.StatusOK, s.sandboxView(v))
 }
 
 // sandboxView is a sandbox with what its disk has of its snapshot's.

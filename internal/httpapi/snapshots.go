@@ -30,7 +30,7 @@ func (s *Server) snapshots(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, list)
+	return Reply(w, http.StatusOK, list)
 }
 
 func snapshot(v host.SnapshotView) api.Snapshot {
@@ -74,7 +74,7 @@ func (s *Server) snapshotInfo(w http.ResponseWriter, r *http.Request) error {
 	if v.Parent != "" {
 		info.ParentTag, info.ParentContentHash = &v.Parent, &v.ParentID
 	}
-	return reply(w, http.StatusOK, info)
+	return Reply(w, http.StatusOK, info)
 }
 
 // imageConfig is nil for a snapshot from before there was one.
@@ -103,7 +103,7 @@ func (s *Server) removeSnapshot(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if opts.Cascade || opts.Force {
-		return reply(w, http.StatusOK, api.RemoveReply{Removed: notNil(removed)})
+		return Reply(w, http.StatusOK, api.RemoveReply{Removed: notNil(removed)})
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
@@ -121,7 +121,7 @@ func (s *Server) images(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, list)
+	return Reply(w, http.StatusOK, list)
 }
 
 func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
@@ -137,7 +137,7 @@ func (s *Server) tree(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, nodes(s.Host.Tree(all)))
+	return Reply(w, http.StatusOK, nodes(s.Host.Tree(all)))
 }
 
 func nodes(in []host.Node) []api.TreeNode {

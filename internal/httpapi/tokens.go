@@ -73,7 +73,7 @@ func (s *Server) createToken(w http.ResponseWriter, r *http.Request) error {
 	out := tokenView(token)
 	out.Token = secret
 	w.Header().Set("Cache-Control", "no-store")
-	return reply(w, http.StatusCreated, out)
+	return Reply(w, http.StatusCreated, out)
 }
 
 func tokenSpec(req api.TokenRequest) (access.Spec, error) {
@@ -111,7 +111,7 @@ func (s *Server) tokens(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, list)
+	return Reply(w, http.StatusOK, list)
 }
 
 func (s *Server) revokeToken(w http.ResponseWriter, r *http.Request) error {

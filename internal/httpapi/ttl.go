@@ -19,5 +19,5 @@ func (s *Server) setTTL(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, s.sandboxView(v))
+	return Reply(w, http.StatusOK, s.sandboxView(v))
 }

@@ -58,7 +58,7 @@ func (f *files) receive(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, done)
+	return Reply(w, http.StatusOK, done)
 }
 
 // receiveFiles writes a request's body into the guest that find finds.

@@ -12,7 +12,7 @@ func (s *Server) usage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, usage(u))
+	return Reply(w, http.StatusOK, usage(u))
 }
 
 func (s *Server) usages(w http.ResponseWriter, r *http.Request) error {
@@ -28,7 +28,7 @@ func (s *Server) usages(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, list)
+	return Reply(w, http.StatusOK, list)
 }
 
 func usage(u host.Usage) api.Usage {

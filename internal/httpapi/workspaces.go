@@ -30,7 +30,7 @@ func (s *Server) workspaces(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, list)
+	return Reply(w, http.StatusOK, list)
 }
 
 func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request) error {
@@ -55,7 +55,7 @@ func (s *Server) createWorkspace(w http.ResponseWriter, r *http.Request) error {
 	out := workspace(v)
 	noteCreated(r, "workspace", out.Name)
 	noteCreated(r, "sandbox", out.SandboxID)
-	return reply(w, http.StatusCreated, out)
+	return Reply(w, http.StatusCreated, out)
 }
 
 func (s *Server) workspace(w http.ResponseWriter, r *http.Request) error {
@@ -63,7 +63,7 @@ func (s *Server) workspace(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return reply(w, http.StatusOK, workspace(v))
+	return Reply(w, http.StatusOK, workspace(v))
 }
 
 func (s *Server) removeWorkspace(w http.ResponseWriter, r *http.Request) error {
@@ -98,7 +98,7 @@ func changeWorkspace(w http.ResponseWriter, r *http.Request, body any,
 		return err
 	}
 	noteTouched(r, "sandbox", v.Sandbox)
-	return reply(w, http.StatusOK, workspace(v))
+	return Reply(w, http.StatusOK, workspace(v))
 }
 
 func workspace(v host.WorkspaceView) api.Workspace {
