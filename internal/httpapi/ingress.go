@@ -364,7 +364,7 @@ func withhold(h http.Header) {
 	}
 	for name, values := range h {
 		if slices.ContainsFunc(values, access.Shows) {
-			h.Del(name)
+			delete(h, name) // Del would look for the name as it is usually written
 		}
 	}
 }

@@ -640,6 +640,7 @@ func TestHostOf(t *testing.T) {
 func FuzzWithhold(f *testing.F) {
 	const token = "fkd_tk01234567_abcdefghijklmnopqrstuvwxyz234567"
 	f.Add("Cookie", "a="+token, "/?t="+token)
+	f.Add("0A", token, "/")
 	f.Add("Sec-Websocket-Protocol", "a,forkd.token."+token, "/"+url.QueryEscape(token))
 	f.Add("X", "fkd_"+token, "/v1/sandboxes/sba/ports/80/x?"+token+"=1")
 	f.Fuzz(func(t *testing.T, name, value, uri string) {
