@@ -57,7 +57,7 @@ func (r *chunkReader) close() { r.decoder.Close() }
 func (r *chunkReader) read(c chunkRef) ([]byte, error) {
 	f, err := os.Open(r.store.chunkPath(c.digest))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, corrupt("chunk %s is missing", c.digest)
+		return nil, corrupt(c.digest, "chunk %s is missing", c.digest)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read chunk %s: %w", c.digest, err)
@@ -65,17 +65,17 @@ func (r *chunkReader) read(c chunkRef) ([]byte, error) {
 	defer f.Close()
 	n, err := io.ReadFull(f, r.stored)
 	if err == nil {
-		return nil, corrupt("chunk %s: %w", c.digest, errTooLarge)
+		return nil, corrupt(c.digest, "chunk %s: %w", c.digest, errTooLarge)
 	}
 	if !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("read chunk %s: %w", c.digest, err)
 	}
 	plain, err := r.decoder.DecodeAll(r.stored[:n], r.plain[:0:c.length])
 	if err != nil {
-		return nil, corrupt("chunk %s cannot be decompressed: %w", c.digest, err)
+		return nil, corrupt(c.digest, "chunk %s cannot be decompressed: %w", c.digest, err)
 	}
 	if int64(len(plain)) != c.length || sha256.Sum256(plain) != c.digest {
-		return nil, corrupt("chunk %s does not match its digest", c.digest)
+		return nil, corrupt(c.digest, "chunk %s does not match its digest", c.digest)
 	}
 	return plain, nil
 }

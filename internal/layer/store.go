@@ -205,26 +205,38 @@ func (s *Store) readMap(d Digest) (*pageMap, error) {
 		return nil, fmt.Errorf("read layer %s: %w", d, ErrNotFound)
 	}
 	if errors.Is(err, errTooLarge) {
-		return nil, corrupt("map of layer %s: %w", d, err)
+		return nil, corrupt(d, "map of layer %s: %w", d, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read layer %s: %w", d, err)
 	}
 	if sha256.Sum256(b) != d {
-		return nil, corrupt("map of layer %s does not match its digest", d)
+		return nil, corrupt(d, "map of layer %s does not match its digest", d)
 	}
 	m, err := decodeMap(b)
 	if err != nil {
 		// The digest is right, so the bytes are as they were written: by another version, or by somebody hostile.
-		return nil, corrupt("map of layer %s: %w", d, err)
+		return nil, corrupt(d, "map of layer %s: %w", d, err)
 	}
 	return m, nil
 }
 
+// DamageError is what is wrapped with ErrCorrupt where one map or one chunk is the cause, and names it.
+type DamageError struct {
+	Digest Digest // of the map or the chunk
+	what   error
+}
+
+func (e *DamageError) Error() string {
+	return fmt.Sprintf("%v: %v; put the file back from a backup, or remove the snapshots that use it and build them again", ErrCorrupt, e.what)
+}
+
+// Unwrap makes ErrCorrupt found, and what was wrong.
+func (e *DamageError) Unwrap() []error { return []error{ErrCorrupt, e.what} }
+
 // corrupt says what is damaged, and what a user can do about damage of any kind.
-func corrupt(format string, args ...any) error {
-	return fmt.Errorf("%w: %w; put the file back from a backup, or remove the snapshots that use it and build them again",
-		ErrCorrupt, fmt.Errorf(format, args...))
+func corrupt(d Digest, format string, args ...any) error {
+	return &DamageError{Digest: d, what: fmt.Errorf(format, args...)}
 }
 
 var errTooLarge = errors.New("file is larger than any of its kind")
