@@ -49,13 +49,14 @@ func allowed() map[string][]string {
 		"internal/host": {
 			"internal/agentbin", "internal/cgroup", "internal/disk", "internal/engine", "internal/events", "internal/guest", "internal/guest/call",
 			"internal/guest/wire", "internal/image", "internal/keylock", "internal/layer", "internal/layout", "internal/lineage",
-			"internal/memory", "internal/network", "internal/network/egress", "internal/proc", "internal/store", "internal/undo",
+			"internal/memory", "internal/network", "internal/network/egress", "internal/pack", "internal/proc", "internal/store", "internal/undo",
 		},
 
 		// Below it.
 		"internal/engine":          {"internal/cgroup", "internal/memory"},
 		"internal/engine/qemu":     {"internal/engine", "internal/memory", "internal/proc", "internal/undo"},
 		"internal/store":           {"internal/cgroup", "internal/engine", "internal/layer", "internal/layout", "internal/lineage", "internal/network/egress"},
+		"internal/pack":            {"internal/layer", "internal/lineage", "internal/store"},
 		"internal/lineage":         {},
 		"internal/layout":          {},
 		"internal/access":          {},
