@@ -25,5 +25,5 @@ func withE2B(life context.Context, cfg Config, s *httpapi.Server) (handler http.
 	e := e2bapi.New(e2bapi.Config{
 		Host: s.Host, API: s, Seed: seed, Domain: cfg.Domain, Egress: cfg.E2BEgress, Log: cfg.Log, Life: life, Uploads: uploads,
 	})
-	return e.Handler(s.Handler()), e.Wait, nil //nolint:contextcheck // Each request has its own.
+	return s.Patient(e.Handler(s.Handler())), e.Wait, nil //nolint:contextcheck // Each request has its own.
 }

@@ -30,6 +30,11 @@ import (
 // execServer is the routes for commands over a real listener, which run on this machine by the agent's own code.
 func execServer(t *testing.T) (url string, dir string) {
 	t.Helper()
+	return execServerOf(t, &Server{})
+}
+
+func execServerOf(t *testing.T, s *Server) (url string, dir string) {
+	t.Helper()
 	dir = t.TempDir()
 	reaper := reap.New()
 	manager := agentprocess.New(agentprocess.Config{
@@ -44,8 +49,8 @@ func execServer(t *testing.T) (url string, dir string) {
 		reaper.Wait()
 	})
 	guest := &localGuest{t: t, handlers: manager.Handlers()}
-	s := &Server{Log: slog.New(slog.DiscardHandler)}
-	server := httptest.NewServer(asOwner(s.router([]operation{
+	s.Log = slog.New(slog.DiscardHandler)
+	server := httptest.NewServer(s.Patient(asOwner(s.router([]operation{
 		{"POST /exec", access.Use, "", func(w http.ResponseWriter, r *http.Request) error {
 			return s.runExec(w, r, func(context.Context) (call.Opener, error) { return guest, nil })
 		}},
@@ -55,7 +60,7 @@ func execServer(t *testing.T) (url string, dir string) {
 			}
 			return s.serveSocket(w, r, guest)
 		}},
-	})))
+	}))))
 	t.Cleanup(server.Close)
 	return server.URL + "/exec", dir
 }

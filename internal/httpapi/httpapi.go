@@ -33,13 +33,14 @@ type Server struct {
 	ManageWidens bool
 	// Domain is below which services of sandboxes are served by name, as PORT-ID.DOMAIN, in lower case; "": they are not.
 	Domain string
+	// Stall is how long a client may take nothing of an answer; 0: two minutes.
+	Stall time.Duration
 
 	passing  ingressCount
 	failures access.Failures
 	replies  replies
 	find     func(sandbox string) (whole string, err error) // in tests; nil: the host knows
 	services services                                       // in tests; nil: the host's
-	stall    time.Duration                                  // in tests; 0: stall
 }
 
 // Handler is the whole API.

@@ -1,7 +1,6 @@
 package httpapi
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/access"
@@ -33,8 +31,6 @@ const (
 	maxIngress = 100
 	// maxStrangers requests of people without a token are passed on at once to all sandboxes together.
 	maxStrangers = 1000
-	// stall is how long a client may take nothing of an answer.
-	stall = 2 * time.Minute
 	// maxAnswerHeader bounds the headers of a service's answer.
 	maxAnswerHeader = 256 << 10
 )
@@ -205,8 +201,7 @@ func (s *Server) passOn(w http.ResponseWriter, r *http.Request) error {
 	if r.Method == http.MethodConnect {
 		return fmt.Errorf("%w: CONNECT is for proxies; forkd port-forward carries anything", host.ErrInvalid)
 	}
-	c := http.NewResponseController(w)
-	_ = c.EnableFullDuplex() // a service may answer before it has read everything; HTTP/2 does so anyway
+	_ = http.NewResponseController(w).EnableFullDuplex() // a service may answer before it has read everything; HTTP/2 does so anyway
 	var failed error
 	proxy := &httputil.ReverseProxy{
 		Rewrite:       func(p *httputil.ProxyRequest) { rewrite(p, to, id, port) },
@@ -220,7 +215,7 @@ func (s *Server) passOn(w http.ResponseWriter, r *http.Request) error {
 			return nil
 		},
 	}
-	proxy.ServeHTTP(&patient{ResponseWriter: w, c: c, stall: cmp.Or(s.stall, stall)}, r)
+	proxy.ServeHTTP(w, r)
 	if failed == nil || r.Context().Err() != nil {
 		return context.Cause(r.Context())
 	}
@@ -414,29 +409,3 @@ func outside(location, prefix string, port int) string {
 	u.Scheme, u.Host = "", ""
 	return prefix + u.String()
 }
-
-// patient gives a client a while for each piece of an answer, of which every one is flushed. Between pieces there is no deadline:
-// HTTP/2 ends a stream at its deadline though nobody writes, and HTTP/1 has it for the connection's next request.
-type patient struct {
-	http.ResponseWriter
-	c     *http.ResponseController
-	stall time.Duration
-}
-
-func (p *patient) begin() { _ = p.c.SetWriteDeadline(time.Now().Add(p.stall)) }
-
-func (p *patient) Write(b []byte) (int, error) {
-	p.begin()
-	return p.ResponseWriter.Write(b)
-}
-
-// FlushError is what http.ResponseController flushes by.
-func (p *patient) FlushError() error {
-	p.begin()
-	err := p.c.Flush()
-	_ = p.c.SetWriteDeadline(time.Time{})
-	return err
-}
-
-// Unwrap lets http.ResponseController reach hijacking.
-func (p *patient) Unwrap() http.ResponseWriter { return p.ResponseWriter }

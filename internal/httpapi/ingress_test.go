@@ -127,7 +127,7 @@ func newIngress(t *testing.T, service http.Handler) *ingressTest {
 	t.Cleanup(behind.Close)
 	s.services = &fakeServices{address: behind.Listener.Addr().String()}
 	s.Domain = "box.test"
-	front := httptest.NewUnstartedServer(s.Handler())
+	front := httptest.NewUnstartedServer(s.Patient(s.Handler()))
 	front.Config.Protocols = everyProtocol()
 	front.Start()
 	t.Cleanup(front.Close)
@@ -549,7 +549,7 @@ func TestIngressStalls(t *testing.T) {
 			}
 		}
 	}))
-	x.s.stall = 100 * time.Millisecond
+	x.s.Stall = 100 * time.Millisecond
 	conn := dialRaw(t, x)
 	sayRaw(t, conn, "/v1/sandboxes/sba/ports/8081/")
 	select {
@@ -569,7 +569,7 @@ func TestIngressSilence(t *testing.T) {
 			<-time.After(5 * quiet)
 		}
 	}))
-	x.s.stall = quiet
+	x.s.Stall = quiet
 	var p http.Protocols
 	p.SetUnencryptedHTTP2(true)
 	second := &http.Transport{Protocols: &p}
