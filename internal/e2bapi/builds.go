@@ -50,9 +50,8 @@ type builds struct {
 
 // templateJob is one.
 type templateJob struct {
-	id, tag     string
-	cpus        int
-	memoryBytes int64
+	id, tag string
+	machine image.Machine // that was asked for
 
 	mu     sync.Mutex
 	lines  []int // which step, from 1, each line of its Dockerfile is of; 0: of the base
@@ -140,6 +139,7 @@ func (s *Server) newTemplate(w http.ResponseWriter, r *http.Request) error {
 		Tags   []string `json:"tags"`
 		CPUs   int      `json:"cpuCount"`
 		Memory int64    `json:"memoryMB"`
+		Free   int64    `json:"minFreeDiskMb"`
 	}
 	if err := body(w, r, &req); err != nil {
 		return err
@@ -160,17 +160,41 @@ func (s *Server) newTemplate(w http.ResponseWriter, r *http.Request) error {
 	if err := lineage.CheckTag(tagOf(name)); err != nil {
 		return err
 	}
+	machine, err := machineOf(req.CPUs, req.Memory, req.Free)
+	if err != nil {
+		return err
+	}
 	var id [16]byte
 	_, _ = rand.Read(id[:]) // never fails
 	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80
 	j := &templateJob{
-		id: fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:16]), tag: tagOf(name), cpus: req.CPUs,
-		memoryBytes: req.Memory << 20, status: buildWaiting,
+		id: fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:16]), tag: tagOf(name), machine: machine,
+		status: buildWaiting,
 	}
 	s.builds.add(j)
 	return httpapi.Reply(w, http.StatusAccepted, map[string]any{
 		"templateID": j.tag, "buildID": j.id, "public": false, "names": []string{j.tag}, "tags": []string{"default"}, "aliases": []string{j.tag},
 	})
+}
+
+// usualDisk is what a disk can grow to where nothing is asked for.
+const usualDisk = 8 << 30
+
+// machineOf is the machine that a template is to have; zeros are for this daemon to choose.
+func machineOf(cpus int, memoryMB, freeMB int64) (m image.Machine, err error) {
+	switch {
+	case cpus < 0 || cpus > 64:
+		return m, invalid("cpuCount is %d; give 1 to 64", cpus)
+	case memoryMB < 0 || memoryMB > 1<<20 || memoryMB > 0 && memoryMB < 128:
+		return m, invalid("memoryMB is %d; give 128 to %d", memoryMB, 1<<20)
+	case freeMB < 0 || freeMB > 8<<20:
+		return m, invalid("minFreeDiskMb is %d; give 0 to %d", freeMB, 8<<20)
+	}
+	m.CPUs, m.MemoryBytes = cpus, memoryMB<<20
+	if freeMB > 0 {
+		m.DiskBytes = usualDisk + freeMB<<20
+	}
+	return m, nil
 }
 
 // Files of a build's context are uploaded by their digest, to a link that opens nothing else, for a while.
@@ -313,8 +337,8 @@ func (s *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 	if begun {
 		return &api.Error{Code: api.CodeWrongState, Message: fmt.Sprintf("build %s has begun already", j.id)}
 	}
-	if spec.FromTemplate != "" && (j.cpus != 0 || j.memoryBytes != 0) {
-		j.say("warn", "", "cpuCount and memoryMB are not used: a template that stands on another has its machine")
+	if _, ok := snapshotIn(text); ok && j.machine != (image.Machine{}) {
+		j.say("warn", "", "cpuCount, memoryMB and minFreeDiskMb are not used: a template that stands on another has its machine")
 	}
 	httpapi.NoteCreated(r, "snapshot", j.tag)
 	s.builds.wait.Go(func() {
@@ -326,6 +350,9 @@ func (s *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 		}
 		e := httpapi.ToAPI(err)
 		j.status, j.reason = buildError, &buildReason{Message: words(e), Step: j.stepOf(e.Message)}
+		if errors.Is(err, host.ErrWarmup) {
+			j.reason.Step = "finalize"
+		}
 		j.logs = append(j.logs, buildLog{time.Now().UTC(), "error", words(e), j.reason.Step})
 	})
 	return empty(w, http.StatusAccepted)
@@ -363,7 +390,7 @@ func (s *Server) baseOf(spec *templateSpec) (from, user, dir string, err error) 
 	}
 	v, err := s.findTemplate(template)
 	if err != nil {
-		return "", "", "", err
+		return "", "", "", fmt.Errorf("from %s: %w", template, s.missingTemplate(tagOf(template), err))
 	}
 	user = "root"
 	if v.Config != nil {
@@ -381,9 +408,29 @@ func (s *Server) baseOf(spec *templateSpec) (from, user, dir string, err error) 
 	return "snapshot:" + v.Tag, user, dir, nil
 }
 
-// makeUser gives an image the user that processes run as on E2B.
-const makeUser = `id -u user >/dev/null 2>&1 || useradd --create-home --shell /bin/bash user || adduser -D -s /bin/bash user
+// makeUser gives an image the shell that clients run everything in, and the user that processes run as on E2B.
+const makeUser = `set -e
+[ -x /bin/bash ] || ! command -v apk >/dev/null || apk add --no-cache bash >/dev/null
+[ -x /bin/bash ] || { echo "the image has no /bin/bash, in which E2B's clients run every command" >&2; exit 1; }
+id -u user >/dev/null 2>&1 || useradd --create-home --shell /bin/bash user || adduser -D -s /bin/bash user
 if command -v sudo >/dev/null; then mkdir -p /etc/sudoers.d; echo 'user ALL=(ALL:ALL) NOPASSWD: ALL' >/etc/sudoers.d/user; fi`
+
+// toolOf is the program that a client's own way to wait needs and the image may not have, "": none.
+func toolOf(ready string) (program, debian string) {
+	switch {
+	case strings.HasPrefix(ready, `curl -s -o /dev/null -w "%{http_code}" `):
+		return "curl", "curl"
+	case strings.HasPrefix(ready, "pgrep "):
+		return "pgrep", "procps"
+	}
+	return "", ""
+}
+
+// installTool has E2B's images' programs in others, too: $1 or the package $2 with it.
+const installTool = `command -v "$1" >/dev/null && exit 0
+if command -v apt-get >/dev/null; then apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$2"
+elif command -v apk >/dev/null; then apk add --no-cache "$2"; fi >/dev/null
+command -v "$1" >/dev/null || { echo "the ready command needs $1, which the image does not have" >&2; exit 1; }`
 
 // dockerfileOf makes a Dockerfile of a template: its steps are those of one. Lines are as templateJob has them.
 func (s *Server) dockerfileOf(spec *templateSpec) (text []byte, lines []int, err error) {
@@ -401,6 +448,9 @@ func (s *Server) dockerfileOf(spec *templateSpec) (text []byte, lines []int, err
 	write(0, "FROM "+from)
 	if !strings.HasPrefix(from, "snapshot:") {
 		write(0, "USER root\nRUN "+list("/bin/sh", "-c", makeUser))
+	}
+	if program, pkg := toolOf(spec.Ready); program != "" {
+		write(0, "USER root\nRUN "+list("/bin/sh", "-c", installTool, "sh", program, pkg))
 	}
 	write(0, "USER "+user+"\nWORKDIR "+literal(dir))
 	for i, step := range spec.Steps {
@@ -574,11 +624,7 @@ func (s *Server) addUpload(c *dockerfile.Context, hash string, left *int64) erro
 	}
 }
 
-// ofSteps ends the name of what a template stands on in which something is started. It is replaced and removed without a word,
-// so that it must be nobody's: NAME:steps would be NAME.steps.
-const ofSteps = ".e2b-steps"
-
-// build makes the snapshot: of the steps, and where something is to be started, of the machine in which it runs.
+// build makes the snapshot: of the steps, with what is to be started running in it.
 func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, text []byte) error {
 	dir, err := s.Host.TempDir("template-")
 	if err != nil {
@@ -591,17 +637,18 @@ func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, 
 	}
 	defer files.Close()
 	var above egress.Policy
-	if base, ok := snapshotIn(text); ok {
+	base, onTemplate := snapshotIn(text)
+	if onTemplate {
 		above = s.Host.SnapshotEgress(base)
 	}
 	network := s.networkOn(above)
-	d := &host.DockerfileSpec{Name: "template", Text: text, Context: files, Network: network}
-	if _, ok := snapshotIn(text); !ok && spec.FromTemplate == "" {
-		d.Machine = image.Machine{CPUs: j.cpus, MemoryBytes: j.memoryBytes}
+	warmup, err := warmupOf(spec)
+	if err != nil {
+		return err
 	}
-	tag := j.tag
-	if spec.Start != "" || spec.Ready != "" {
-		tag += ofSteps
+	d := &host.DockerfileSpec{Name: templateFile, Text: text, Context: files, Network: network, Warmup: warmup}
+	if !onTemplate {
+		d.Machine = j.machine
 	}
 	force := spec.Force
 	for _, step := range spec.Steps {
@@ -614,23 +661,8 @@ func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, 
 		}
 		j.say("info", "", "[%s] %s", e.Step, words)
 	}
-	_, err = s.Host.Build(ctx, host.BuildSpec{Tag: tag, Replace: true, NoCache: force, Dockerfile: d, MayWiden: true}, say)
-	if err != nil || tag == j.tag {
-		return err
-	}
-	recipe, err := startRecipe(tag, spec)
-	if err != nil {
-		return err
-	}
-	_, err = s.Host.Build(ctx, host.BuildSpec{Tag: j.tag, Replace: true, NoCache: force, Recipe: recipe, MayWiden: true}, say)
-	if err != nil {
-		return err
-	}
-	// What it stands on is nobody's.
-	if _, err := s.Host.RemoveSnapshot(ctx, tag, host.RemoveOptions{Force: true}); err != nil {
-		s.Log.Warn("a template's steps stay", "snapshot", tag, "error", err)
-	}
-	return nil
+	_, err = s.Host.Build(ctx, host.BuildSpec{Tag: j.tag, Replace: true, NoCache: force, Dockerfile: d, MayWiden: true}, say)
+	return err
 }
 
 // networkOn is what a template's steps, and the sandboxes of it, may reach: what the snapshot that it stands on denies stays
@@ -647,25 +679,57 @@ func snapshotIn(text []byte) (tag string, ok bool) {
 	return strings.CutPrefix(first, "FROM snapshot:")
 }
 
+// templateFile is what messages call the Dockerfile that a template's steps are made into.
+const templateFile = "template"
+
 // usualWait is how long a command that is started is given where nothing says when it is ready, as on E2B.
 const usualWait = "sleep 20"
 
-// startRecipe has a command run in every sandbox of a template. JSON is YAML.
-func startRecipe(on string, spec *templateSpec) ([]byte, error) {
+// warmupOf has a command run in every sandbox of a template, nil: none. It is a recipe's; JSON is YAML.
+func warmupOf(spec *templateSpec) (*image.Warmup, error) {
+	if spec.Start == "" && spec.Ready == "" {
+		return nil, nil
+	}
 	ready := spec.Ready
 	if ready == "" {
 		ready = usualWait
 	}
-	check := map[string]any{"command": []string{"/bin/bash", "-l", "-c", ready}, "timeout": "10m", "interval": "500ms"}
+	ready = withoutTools(ready)
 	warmup := map[string]any{"timeout": "15m"}
 	if spec.Start != "" {
-		warmup["services"] = []any{map[string]any{
-			"name": "start", "command": []string{"/bin/bash", "-l", "-c", spec.Start}, "ready": check,
-		}}
+		check := map[string]any{"command": shell(ready), "timeout": "10m", "interval": "500ms"}
+		warmup["services"] = []any{map[string]any{"name": "start", "command": shell(spec.Start), "ready": check}}
 	} else {
-		warmup["command"] = []string{"/bin/bash", "-l", "-c", "for n in $(seq 1200); do (" + ready + ") && exit 0; sleep 0.5; done; exit 1"}
+		warmup["command"] = shell("for n in $(seq 1200); do (" + ready + "\n) && exit 0; sleep 0.5; done; exit 1")
 	}
-	return json.Marshal(map[string]any{"base": "snapshot:" + on, "warmup": warmup})
+	text, err := json.Marshal(map[string]any{"base": "debian:bookworm", "warmup": warmup})
+	if err != nil {
+		return nil, err
+	}
+	r, err := image.ParseRecipe(templateFile, text)
+	if err != nil {
+		return nil, invalid("startCmd or readyCmd: %v", err)
+	}
+	return r.Warmup, nil
+}
+
+// shell is how E2B runs a command.
+func shell(command string) []string { return []string{"/bin/bash", "-l", "-c", command} }
+
+var readyPort = regexp.MustCompile(`^\[ -n "\$\(ss -Htuln sport = :(\d{1,5})\)" \]$`)
+
+// withoutTools is the clients' own way to wait for a port, without ss, which few images have.
+func withoutTools(ready string) string {
+	m := readyPort.FindStringSubmatch(ready)
+	if m == nil {
+		return ready
+	}
+	port, err := strconv.ParseUint(m[1], 10, 16)
+	if err != nil {
+		return ready
+	}
+	// Listening is 0A of TCP, 07 of UDP.
+	return fmt.Sprintf("grep -qsE ': [0-9A-F]+:%04X [0-9A-F]+:[0-9A-F]+ (0A|07) ' /proc/net/tcp /proc/net/tcp6 /proc/net/udp /proc/net/udp6", port)
 }
 
 func (s *Server) buildStatus(w http.ResponseWriter, r *http.Request) error {

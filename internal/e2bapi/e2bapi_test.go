@@ -496,9 +496,6 @@ func TestNewTemplate(t *testing.T) {
 	if len(s.builds.all) != 2 {
 		t.Errorf("%d builds are kept", len(s.builds.all))
 	}
-	if tagOf("app:steps") == "app"+ofSteps {
-		t.Error("a template of somebody's is replaced by another's steps")
-	}
 }
 
 func TestSnapshotIn(t *testing.T) {

@@ -592,7 +592,8 @@ func (s *Server) resumeFor(w http.ResponseWriter, r *http.Request, timeout *int6
 
 // Forks and snapshots.
 
-// forkTag begins the names of the snapshots that forks are made of. They are nobody's, and go with the last that stands on them.
+// forkTag begins the names of the snapshots that forks are made of, for those who look at them. A user may give such a name,
+// too: what is nobody's is told by its record.
 const forkTag = "e2b-fork-"
 
 func (s *Server) fork(usual time.Duration) handler {
@@ -627,7 +628,7 @@ func (s *Server) fork(usual time.Duration) handler {
 		}
 		s.sweepForks(r.Context())
 		tag := fmt.Sprintf("%s%s-%d", forkTag, v.ID, time.Now().UnixNano())
-		if _, err := s.Host.Branch(r.Context(), v.ID, host.BranchSpec{Tag: tag, NoWait: true}); err != nil {
+		if _, err := s.Host.Branch(r.Context(), v.ID, host.BranchSpec{Tag: tag, NoWait: true, Passing: true}); err != nil {
 			return err
 		}
 		httpapi.NoteCreated(r, "snapshot", tag)
@@ -675,10 +676,13 @@ func (s *Server) undo(ctx context.Context, children []host.ForkResult) error {
 	return errors.Join(errs...)
 }
 
+// passing tells the snapshots of forks from those of users.
+func passing(v host.SnapshotView) bool { return v.Branch != nil && v.Branch.Passing }
+
 // sweepForks removes the snapshots of forks that nothing stands on any more. What is in use is refused, and stays.
 func (s *Server) sweepForks(ctx context.Context) {
 	for _, v := range s.Host.Snapshots() {
-		if !strings.HasPrefix(v.Tag, forkTag) || v.Sandboxes > 0 || len(v.Dependents) > 0 || v.Status == lineage.Writing {
+		if !passing(v) || v.Sandboxes > 0 || len(v.Dependents) > 0 || v.Status == lineage.Writing {
 			continue
 		}
 		if _, err := s.Host.RemoveSnapshot(ctx, v.Tag, host.RemoveOptions{}); err != nil {
@@ -723,7 +727,7 @@ func (s *Server) snapshots(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	all := []host.SnapshotView{}
 	for _, v := range s.Host.Snapshots() {
-		if v.Branch == nil || strings.HasPrefix(v.Tag, forkTag) || v.Status != lineage.Ready {
+		if v.Branch == nil || passing(v) || v.Status != lineage.Ready {
 			continue
 		}
 		if id := q.Get("sandboxID"); id != "" && v.Branch.From != id {

@@ -34,6 +34,13 @@ func tagOf(name string) string {
 // explainTemplate says what to do about a template that is missing. Clients are told not to ask again: it would be missing
 // still.
 func (s *Server) explainTemplate(w http.ResponseWriter, tag string, err error) error {
+	if httpapi.ToAPI(err).Code == api.CodeNotFound && builtIn(tag) {
+		w.Header().Set("Should-Retry", "false")
+	}
+	return s.missingTemplate(tag, err)
+}
+
+func (s *Server) missingTemplate(tag string, err error) error {
 	if httpapi.ToAPI(err).Code != api.CodeNotFound {
 		return err
 	}
@@ -43,7 +50,6 @@ func (s *Server) explainTemplate(w http.ResponseWriter, tag string, err error) e
 			Hint: fmt.Sprintf("forkd snapshots, or forkd build RECIPE -t %.80s", tag),
 		}
 	}
-	w.Header().Set("Should-Retry", "false")
 	return &api.Error{
 		Code: api.CodeUnavailable, Message: fmt.Sprintf("template '%s' is not built yet on this host", tag),
 		Hint: fmt.Sprintf("forkd build %s -t %s", tag, tag),

@@ -40,6 +40,9 @@ type BranchSpec struct {
 	Parent string
 	// NoWait returns when the source runs again; the snapshot is writing then.
 	NoWait bool
+	// Passing marks it as made for its children alone, whoever makes it removes it with the last of them. No user can give
+	// that to a snapshot of theirs.
+	Passing bool
 }
 
 const branchWhat = "branch"
@@ -54,6 +57,8 @@ type branch struct {
 	w      *writing
 	mode   BranchMode
 	reason string // of the mode
+
+	passing bool // as the spec has it
 
 	from    *origin        // what the lowest of the source's own disk files stands on
 	parent  *origin        // what the snapshot will stand on
@@ -76,7 +81,7 @@ func (h *Host) Branch(ctx context.Context, id string, spec BranchSpec) (Snapshot
 	if err != nil {
 		return SnapshotView{}, err
 	}
-	b := &branch{h: h, s: s, began: time.Now()}
+	b := &branch{h: h, s: s, began: time.Now(), passing: spec.Passing}
 	if b.mode, b.reason, err = h.branchMode(ctx, s, spec.Mode); err != nil {
 		h.took(TimedBranch, ModeNone, err, b.began)
 		return SnapshotView{}, fmt.Errorf("branch %s: %w", s.id, err)

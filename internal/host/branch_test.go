@@ -920,6 +920,25 @@ func TestForkKeepsItsSnapshot(t *testing.T) {
 	}
 }
 
+// TestPassing: what is made for its children alone says so in its record, and what a user makes of it does not.
+func TestPassing(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	id := forkOneOf(t, h, fakeTag)
+	for tag, passing := range map[string]bool{"mine": false, "ours": true} {
+		v, err := h.Branch(t.Context(), id, BranchSpec{Tag: tag, Passing: passing})
+		if err != nil || v.Branch.Passing != passing {
+			t.Errorf("%s: %+v, %v", tag, v.Branch, err)
+		}
+	}
+	v, err := h.Compact(t.Context(), "ours", "kept")
+	if err != nil || v.Branch == nil || v.Branch.Passing {
+		t.Errorf("of what is passing: %+v, %v", v.Branch, err)
+	}
+	if v, err := h.Snapshot("ours"); err != nil || !v.Branch.Passing {
+		t.Errorf("it is not any more: %+v, %v", v.Branch, err)
+	}
+}
+
 func TestCompact(t *testing.T) {
 	h := fakeHost(t, newFakeEngine(), nil)
 	chain(t, h, "a", "b")

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -124,7 +126,7 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 func recipeOf(spec *BuildSpec) (*image.Recipe, error) {
 	switch {
 	case spec.Dockerfile != nil:
-		return &image.Recipe{Network: spec.Dockerfile.Network}, nil
+		return &image.Recipe{Network: spec.Dockerfile.Network, Warmup: spec.Dockerfile.Warmup}, nil
 	case spec.Rootfs != nil:
 		return rootfsRecipe(spec)
 	}
@@ -284,14 +286,30 @@ func (b *build) existing() (m store.Snapshot, found bool, err error) {
 	return m, false, b.h.replaceable(m)
 }
 
-// replaceable says whether nothing stands on a snapshot.
+// replaceable says whether nothing of a user's stands on a snapshot: the steps of builds on it go with it.
 func (h *Host) replaceable(m store.Snapshot) error {
-	v := h.viewSnapshot(m)
-	if len(v.Dependents) > 0 || v.Sandboxes > 0 {
-		return hint(fmt.Errorf("snapshot %s: %w: %d sandboxes and %d snapshots stand on it", m.Tag, ErrBusy, v.Sandboxes,
-			len(v.Dependents)), "end the sandboxes with: forkd kill --tag %s", m.Tag)
+	h.mu.Lock()
+	sandboxes := h.sandboxesOf(m.Tag)
+	down := descendants(m.Tag, h.family())
+	h.mu.Unlock()
+	if sandboxes > 0 {
+		return hint(fmt.Errorf("snapshot %s: %w: sandboxes of it are there: %d", m.Tag, ErrBusy, sandboxes),
+			"end them with: forkd kill --tag %s; or use another tag", m.Tag)
 	}
-	return nil
+	if lineage.OnlySteps(down) {
+		return nil
+	}
+	return hint(fmt.Errorf("snapshot %s: %w: snapshots %s stand on it", m.Tag, ErrBusy,
+		strings.Join(slices.DeleteFunc(down, lineage.IsStep), ", ")),
+		"use another tag; or remove it and keep what they need of it: forkd rmi --force %s", m.Tag)
+}
+
+// standsOn refuses to replace a snapshot by what goes on in its machine: it would stand on what is gone.
+func (b *build) standsOn(tag string) error {
+	if !b.spec.Replace || tag != b.spec.Tag {
+		return nil
+	}
+	return hint(invalid("snapshot %s cannot be replaced by what stands on it", tag), "build it as another tag")
 }
 
 // snapshot boots, warms and freezes a machine of the image.
@@ -378,6 +396,9 @@ func (h *Host) enterSnapshot(ctx context.Context, m store.Snapshot, state []byte
 	h.mu.Unlock()
 	if exists && replace {
 		if err := h.replaceable(old); err != nil {
+			return err
+		}
+		if err := h.removeStepsOn(m.Tag); err != nil {
 			return err
 		}
 		restore, err := h.claimForRemoval(m.Tag)

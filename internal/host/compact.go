@@ -62,6 +62,11 @@ func (h *Host) compact(ctx context.Context, m store.Snapshot, to string) (store.
 	}
 	c := withLayers(m, mem, dsk)
 	c.Tag, c.CreatedAt, c.Source, c.Parent, c.ParentID = to, time.Now().UTC().Round(time.Millisecond), "compact of "+m.ID(), "", ""
+	if c.Branch != nil && c.Branch.Passing {
+		kept := *c.Branch
+		kept.Passing = false // it has a name that a user gave
+		c.Branch = &kept
+	}
 	return c, h.enterSnapshot(ctx, c, state, false)
 }
 

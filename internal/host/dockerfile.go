@@ -30,6 +30,7 @@ type DockerfileSpec struct {
 	Bases   map[string]fs.FS // the files of bases that are paths on the client's machine, by what FROM says
 	Machine image.Machine    // of zero fields the defaults, or what the base has
 	Network *image.Network   // nil: none, or that of the snapshot it stands on
+	Warmup  *image.Warmup    // what runs last, in the machine that is kept, as a recipe's; its code is not read from a file
 }
 
 // dockerBuild is the build of a Dockerfile, stage by stage.
@@ -95,12 +96,24 @@ func (d *dockerBuild) target(ctx context.Context, t *dockerfile.Build, several b
 			m.Config = &kept
 		},
 	}
-	d.source = last.key
+	steps = append(steps, last)
+	if w := d.spec.Warmup; w != nil {
+		d.build.plan = &image.Plan{WarmupCode: w.Code}
+		steps[len(steps)-1].kept = false // the warm-up's machine is
+		warm := d.lastStep(last.key)
+		told := warm.describe
+		warm.describe = func(m *store.Snapshot) {
+			last.describe(m)
+			told(m)
+		}
+		steps = append(steps, warm)
+	}
+	d.source = steps[len(steps)-1].key
 	if m, ok, err := d.existing(); ok || err != nil {
 		return m, err
 	}
 	d.name(t, several)
-	tip, forget, err := d.chain(ctx, from.tip, append(steps, last))
+	tip, forget, err := d.chain(ctx, from.tip, steps)
 	if err != nil {
 		return store.Snapshot{}, err
 	}
@@ -373,6 +386,9 @@ func (d *dockerBuild) emptyBase() (string, error) {
 
 // onSnapshot is a machine that is warm already.
 func (d *dockerBuild) onSnapshot(tag string) (*stage, error) {
+	if err := d.standsOn(tag); err != nil {
+		return nil, err
+	}
 	m, _, forget, err := d.h.claim(tag)
 	if err != nil {
 		return nil, err

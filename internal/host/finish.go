@@ -114,7 +114,7 @@ func (b *branch) write(ctx context.Context, c *engine.Captured, copied time.Time
 	}
 	m.Tag, m.CreatedAt, m.Egress, m.Talked = b.w.m.Tag, b.w.m.CreatedAt, b.w.m.Egress, b.w.m.Talked
 	m.Branch = &store.Branch{
-		From: b.s.id, Mode: string(b.mode), ModeReason: b.reason, PauseMS: millis(b.capture.Pause), FrozenMS: millis(b.frozen),
+		From: b.s.id, Passing: b.passing, Mode: string(b.mode), ModeReason: b.reason, PauseMS: millis(b.capture.Pause), FrozenMS: millis(b.frozen),
 		SetupMS: millis(b.capture.Setup), CopyMS: millis(c.Copied), WriteMS: millis(time.Since(copied)),
 	}
 	if b.describe != nil {
@@ -197,7 +197,7 @@ func (h *Host) enterWriting(b *branch) error {
 		return ErrClosed
 	}
 	b.w.m.Branch = &store.Branch{
-		From: b.s.id, Mode: string(b.mode), ModeReason: b.reason, PauseMS: millis(b.capture.Pause), FrozenMS: millis(b.frozen),
+		From: b.s.id, Passing: b.passing, Mode: string(b.mode), ModeReason: b.reason, PauseMS: millis(b.capture.Pause), FrozenMS: millis(b.frozen),
 		SetupMS: millis(b.capture.Setup),
 	}
 	if err := h.store.BeginSnapshot(b.w.m); err != nil {

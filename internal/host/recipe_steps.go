@@ -206,6 +206,9 @@ func (b *build) onImage(ctx context.Context, files []image.StagedFile) (store.Sn
 }
 
 func (b *build) onSnapshot(ctx context.Context, files []image.StagedFile) (store.Snapshot, error) {
+	if err := b.standsOn(b.recipe.From.Ref); err != nil {
+		return store.Snapshot{}, err
+	}
 	m, _, forget, err := b.h.claim(b.recipe.From.Ref)
 	if err != nil {
 		return store.Snapshot{}, err

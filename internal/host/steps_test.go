@@ -277,6 +277,71 @@ func TestRemoveUnderSteps(t *testing.T) {
 	}
 }
 
+// TestReplaceUnderSteps: the cache is no reason to keep what a build replaces, and what a user has on it is, with what to do said.
+func TestReplaceUnderSteps(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	b := fakeBuild(t, h)
+	m, _, err := chained(t, b, "a", "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := h.snapshot(fakeTag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state, err := h.store.State(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replace := func() error {
+		release, err := h.hold(fakeTag, buildWhat)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer release()
+		next := old
+		next.Source = "another"
+		return h.enterSnapshot(t.Context(), next, state, true)
+	}
+	refused := func(words, try string) {
+		t.Helper()
+		err := replace()
+		if !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), words) || strings.Contains(err.Error(), ".step-") {
+			t.Errorf("%v, want %q", err, words)
+		}
+		if told, ok := errors.AsType[*HintError](err); !ok || !strings.Contains(told.Try, try) {
+			t.Errorf("%v does not say to try %q", err, try)
+		}
+	}
+	id := forkOneOf(t, h, m.Tag)
+	mustBranch(t, h, id, "branch", BranchDiff)
+	if err := h.Kill(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	refused("snapshots branch stand on it", "rmi --force "+fakeTag)
+	if err := removeSnapshot(t, h, "branch"); err != nil {
+		t.Fatal(err)
+	}
+	id = forkOneOf(t, h, fakeTag)
+	refused("sandboxes of it are there: 1", "kill --tag "+fakeTag)
+	if err := h.Kill(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := replace(); err != nil {
+		t.Error(err)
+	}
+	if left := steps(h); len(left) != 0 {
+		t.Errorf("%v are left", left)
+	}
+	if now, err := h.snapshot(fakeTag); err != nil || now.Source != "another" {
+		t.Errorf("%s is of %s, %v", fakeTag, now.Source, err)
+	}
+	self := &build{h: h, spec: BuildSpec{Tag: fakeTag, Replace: true}}
+	if err := self.standsOn(fakeTag); !errors.Is(err, ErrInvalid) {
+		t.Errorf("it may stand on itself: %v", err)
+	}
+}
+
 // TestStepsSurviveTheDaemon: they are found by a later one, with when they were used, and what was not finished is forgotten.
 func TestStepsSurviveTheDaemon(t *testing.T) {
 	e := newFakeEngine()

@@ -81,8 +81,9 @@ type Config struct {
 
 // Branch says how a running sandbox became a snapshot. Times are in milliseconds.
 type Branch struct {
-	From       string  `json:"from"` // id of the sandbox
-	Mode       string  `json:"mode"` // "live", "diff" or "full"
+	From       string  `json:"from"`              // id of the sandbox
+	Passing    bool    `json:"passing,omitempty"` // made for its children alone, and goes with the last of them
+	Mode       string  `json:"mode"`              // "live", "diff" or "full"
 	ModeReason string  `json:"mode_reason"`
 	PauseMS    float64 `json:"pause_ms"`  // the machine stood still
 	FrozenMS   float64 `json:"frozen_ms"` // its processes did
