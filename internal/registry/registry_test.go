@@ -1,0 +1,341 @@
+package registry
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	ggcr "github.com/google/go-containerregistry/pkg/registry"
+
+	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/layer"
+	"forkd.dev/forkd/internal/pack"
+	"forkd.dev/forkd/internal/store"
+)
+
+const (
+	memoryPage = 4 << 10
+	diskPage   = 64 << 10
+	testMemory = 8 << 20
+	testDisk   = 8 << 20
+)
+
+// home is a layer store with snapshots whose layers are small.
+type home struct {
+	t      testing.TB
+	layers *layer.Store
+	states map[string][]byte
+}
+
+func newHome(t testing.TB) *home {
+	t.Helper()
+	t.Setenv("DOCKER_CONFIG", t.TempDir())
+	t.Setenv("NO_PROXY", "*")
+	s, err := layer.Open(filepath.Join(t.TempDir(), "layers"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &home{t: t, layers: s, states: map[string][]byte{}}
+}
+
+// write stores a layer of some pages that depend on seed.
+func (h *home) write(pageSize, size int64, parent layer.Digest, seed uint64, pages int64) layer.Info {
+	h.t.Helper()
+	r := rand.New(rand.NewPCG(seed, 1))
+	data := make([]byte, size)
+	for i := 0; i < len(data); i += 16 {
+		binary.LittleEndian.PutUint64(data[i:], r.Uint64()) // it compresses, but not to nothing
+	}
+	info, err := h.layers.Write(h.t.Context(), layer.WriteSpec{
+		PageSize: pageSize, Size: size, Parent: parent, From: bytes.NewReader(data),
+		Extents: []layer.Extent{{Offset: pageSize * int64(seed%7), Length: pageSize * pages}},
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return info
+}
+
+func hexOf(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// chain makes a pack's manifest of n snapshots, each standing on the one before it.
+func (h *home) chain(n int) pack.Manifest {
+	base := h.write(diskPage, testDisk, layer.Digest{}, 1, 30)
+	img := store.Image{
+		FormatVersion: store.FormatVersion, ID: hexOf([]byte("image")), Name: "tiny", Base: "debian:bookworm",
+		Disk: base.Digest, DiskBytes: testDisk, OwnBytes: base.OwnBytes,
+	}
+	m := pack.Manifest{
+		FormatVersion: pack.FormatVersion, PackedAt: time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC), Tool: "test", Images: []store.Image{img},
+	}
+	var mem layer.Digest
+	dsk := base.Digest
+	for i := range n {
+		pages := int64(1200)
+		if i > 0 {
+			pages = 100
+		}
+		mi := h.write(memoryPage, testMemory, mem, uint64(100+i), pages)
+		di := h.write(diskPage, testDisk, dsk, uint64(200+i), 2)
+		mem, dsk = mi.Digest, di.Digest
+		state := []byte("device state of " + string(rune('a'+i)))
+		s := store.Snapshot{
+			FormatVersion: store.FormatVersion, Tag: string(rune('a' + i)), CreatedAt: time.Unix(int64(1000+i), 0).UTC(),
+			Image: img.ID, ImageDisk: img.Disk, Memory: mem, Disk: dsk, Recipe: "tiny", RecipeText: "name: tiny\n",
+			Engine: engine.Format{Engine: "fake", Arch: "amd64", CPUs: 1, MemoryBytes: testMemory},
+		}.WithState(state)
+		if i > 0 {
+			p := m.Snapshots[i-1]
+			s.Parent, s.ParentID = p.Tag, p.ID()
+		}
+		h.states[s.State] = state
+		m.Snapshots = append(m.Snapshots, s)
+	}
+	return m
+}
+
+// collect makes a source of the first n snapshots.
+func (h *home) collect(m pack.Manifest, n int) *pack.Source {
+	h.t.Helper()
+	m.Snapshots = m.Snapshots[:n]
+	src, err := pack.Collect(h.t.Context(), pack.Spec{
+		Dir: h.t.TempDir(), Layers: h.layers, Manifest: m,
+		State: func(s store.Snapshot) ([]byte, error) { return h.states[s.State], nil },
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return src
+}
+
+// server is a registry that misbehaves on demand and counts.
+type server struct {
+	*httptest.Server
+	in, out atomic.Int64 // bytes of bodies
+
+	mu    sync.Mutex
+	spoil func(w http.ResponseWriter, r *http.Request) (done bool)
+}
+
+func newServer(t testing.TB) *server {
+	t.Helper()
+	s := &server{}
+	working := ggcr.New(ggcr.Logger(slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)))
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		spoil := s.spoil
+		s.mu.Unlock()
+		r.Body = &counter{ReadCloser: r.Body, n: &s.in}
+		w = &countingWriter{ResponseWriter: w, n: &s.out}
+		if spoil != nil && spoil(w, r) {
+			return
+		}
+		working.ServeHTTP(w, r)
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func (s *server) set(spoil func(http.ResponseWriter, *http.Request) bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.spoil = spoil
+	s.in.Store(0)
+	s.out.Store(0)
+}
+
+func (s *server) ref(tag string) string { return strings.TrimPrefix(s.URL, "http://") + "/team/warm:" + tag }
+
+type counter struct {
+	io.ReadCloser
+	n *atomic.Int64
+}
+
+func (c *counter) Read(p []byte) (int, error) {
+	n, err := c.ReadCloser.Read(p)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+type countingWriter struct {
+	http.ResponseWriter
+	n *atomic.Int64
+}
+
+func (c *countingWriter) Write(p []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(p)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+func (c *countingWriter) Unwrap() http.ResponseWriter { return c.ResponseWriter }
+
+func testOptions(push bool) Options {
+	return Options{Push: push, Stall: 20 * time.Second, RetryGap: time.Millisecond}
+}
+
+func push(ctx context.Context, ref string, src Source, opts Options) (Pushed, error) {
+	opts.Push = true
+	r, err := Open(ctx, ref, opts)
+	if err != nil {
+		return Pushed{}, err
+	}
+	defer r.Close()
+	a, err := Describe(ctx, src)
+	if err != nil {
+		return Pushed{}, err
+	}
+	return r.Push(ctx, a, src, nil)
+}
+
+// pull brings a snapshot into h, all of it or nothing.
+func (h *home) pull(ctx context.Context, ref, dir string, opts Options) (fetched int64, err error) {
+	r, err := Open(ctx, ref, opts)
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	a, err := r.Find(ctx)
+	if err != nil {
+		return 0, err
+	}
+	sink, err := pack.NewSink(ctx, dir, h.layers, a.Pack)
+	if err != nil {
+		return 0, err
+	}
+	if err := r.Download(ctx, a, sink, nil); err != nil {
+		return sink.Fetched(), err
+	}
+	if err := sink.Install(ctx); err != nil {
+		return 0, err
+	}
+	return sink.Fetched(), sink.Close()
+}
+
+func (h *home) check(m pack.Manifest) {
+	h.t.Helper()
+	for _, s := range m.Snapshots {
+		rep, err := h.layers.Verify(h.t.Context(), []layer.Digest{s.Memory, s.Disk})
+		if err != nil || len(rep.Damages) > 0 {
+			h.t.Errorf("%s there: %+v, %v", s.Tag, rep, err)
+		}
+	}
+}
+
+// A branch moves its own layers, in both directions, and a second push or pull nothing but what says so.
+func TestPushPull(t *testing.T) {
+	here, there, s := newHome(t), newHome(t), newServer(t)
+	m := here.chain(3)
+	src := here.collect(m, 2)
+	first, err := push(t.Context(), s.ref("b"), src, testOptions(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first.Sent < src.Manifest().Bytes() {
+		t.Errorf("%d bytes were sent of %d", first.Sent, src.Manifest().Bytes())
+	}
+	if _, err := there.pull(t.Context(), s.ref("b"), t.TempDir(), testOptions(false)); err != nil {
+		t.Fatal(err)
+	}
+	whole := here.collect(m, 3)
+	own := whole.Manifest().Bytes() - src.Manifest().Bytes()
+	most := own * 12 / 10
+
+	s.set(nil)
+	second, err := push(t.Context(), s.ref("c"), whole, testOptions(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := s.in.Load(); n > most || second.Sent > most {
+		t.Errorf("a branch of %d bytes: %d were sent (%d by its own account)", own, n, second.Sent)
+	}
+	s.set(nil)
+	if _, err := there.pull(t.Context(), s.ref("c"), t.TempDir(), testOptions(false)); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.out.Load(); n > most {
+		t.Errorf("a branch of %d bytes: %d were fetched", own, n)
+	}
+	there.check(m)
+
+	s.set(nil)
+	again, err := push(t.Context(), s.ref("other"), whole, testOptions(true))
+	if err != nil || again.Digest != second.Digest || again.Sent > own/4 {
+		t.Errorf("pushed again: %+v, %v; before it was %s", again, err, second.Digest)
+	}
+	byDigest := strings.TrimSuffix(s.ref(""), ":") + "@" + second.Digest
+	if n, err := there.pull(t.Context(), byDigest, t.TempDir(), testOptions(false)); err != nil || n > 1000 { // of states
+		t.Errorf("pulled again, by digest: %d bytes, %v", n, err)
+	}
+}
+
+// Whatever breaks off, the next attempt goes on, and little travels twice.
+func TestInterrupted(t *testing.T) {
+	here, s := newHome(t), newServer(t)
+	m := here.chain(2)
+	src := here.collect(m, 2)
+	total := src.Manifest().Bytes()
+	rounds := 6
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range rounds {
+		tag := fmt.Sprintf("r%d", i)
+		limit := r.Int64N(total)
+		var moved atomic.Int64
+		once := func(w http.ResponseWriter, req *http.Request) bool {
+			if req.Method == http.MethodPatch && moved.Add(req.ContentLength) > limit && moved.Load() < 1<<40 {
+				moved.Store(1 << 40)
+				_, _ = io.CopyN(io.Discard, req.Body, req.ContentLength/2)
+				panic(http.ErrAbortHandler)
+			}
+			return false
+		}
+		s.set(once)
+		if _, err := push(t.Context(), s.ref(tag), src, testOptions(true)); err != nil {
+			t.Fatalf("round %d: %v", i, err)
+		}
+	}
+	s.set(nil)
+	for i := range rounds {
+		there := newHome(t)
+		dir := t.TempDir()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		limit := r.Int64N(total)
+		s.set(func(http.ResponseWriter, *http.Request) bool {
+			if s.out.Load() > limit {
+				cancel(errors.New("the user has had enough"))
+			}
+			return false
+		})
+		before, err := there.pull(ctx, s.ref("r0"), dir, testOptions(false))
+		if err == nil && ctx.Err() != nil {
+			t.Fatalf("round %d: it went on when it was to end", i)
+		}
+		s.set(nil)
+		after, err := there.pull(t.Context(), s.ref("r0"), dir, testOptions(false))
+		if err != nil {
+			t.Fatalf("round %d, resumed: %v", i, err)
+		}
+		if ctx.Err() != nil && before+after != total {
+			t.Errorf("round %d: %d and %d bytes, of %d", i, before, after, total)
+		}
+		there.check(m)
+	}
+}
