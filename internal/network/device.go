@@ -1,13 +1,10 @@
 package network
 
 import (
-	"errors"
-	"os"
 	"sync"
 	"sync/atomic"
-	"syscall"
+	"time"
 
-	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -20,8 +17,7 @@ const maxQueuedBytes = 4 << 20
 // device is the gateway's interface as the stack sees it: packets without Ethernet, to the one neighbour there is, so that
 // nothing is ever resolved or announced. Frames that the socket does not take at once wait, bounded, and go in order.
 type device struct {
-	link   *os.File
-	raw    syscall.RawConn
+	link   *socket
 	flows  *flows
 	open   *atomic.Bool
 	frames int // that may wait
@@ -38,6 +34,7 @@ type device struct {
 	err     error         // why nothing can be sent any more
 	failed  func()        // called once, when that is so
 	wake    chan struct{} // holds one token while the queue is not empty
+	ack     heldAck
 }
 
 // queued is a packet of the stack or a frame of our own.
@@ -60,15 +57,12 @@ func (q queued) release() {
 }
 
 // newDevice makes one; failed is called, with locks held, when nobody is at the other end any more.
-func newDevice(link *os.File, n *Network, failed func()) (*device, error) {
-	raw, err := link.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
+func newDevice(link *socket, n *Network, failed func()) *device {
 	return &device{
-		link: link, raw: raw, flows: n.flows, open: &n.open, frames: n.limits.FramesBuffered,
+		link: link, flows: n.flows, open: &n.open, frames: n.limits.FramesBuffered,
 		header4: n.filter.header(typeIPv4, 0), header6: n.filter.header(typeIPv6, 0), wake: make(chan struct{}, 1), failed: failed,
-	}, nil
+		ack: heldAck{delay: ackDelay},
+	}
 }
 
 // receive hands a packet of the guest's to the stack.
@@ -91,7 +85,9 @@ func (d *device) WritePackets(list stack.PacketBufferList) (int, tcpip.Error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, pkt := range list.AsSlice() {
-		d.sendLocked(queued{pkt: pkt})
+		if !d.holdLocked(pkt) {
+			d.sendLocked(queued{pkt: pkt})
+		}
 	}
 	return list.Len(), nil // What was dropped is the wire's loss, as on any wire.
 }
@@ -114,7 +110,7 @@ func (d *device) sendLocked(q queued) {
 		d.flows.framesDropped.Add(1)
 		return
 	case len(d.queue) == 0:
-		sent, err := d.try(q)
+		sent, err := d.link.send(d.iovecs(q))
 		if err != nil {
 			d.failLocked(err)
 			return
@@ -140,18 +136,6 @@ func (d *device) sendLocked(q queued) {
 	}
 }
 
-// try sends without waiting. An error means that nobody is at the other end.
-func (d *device) try(q queued) (sent bool, err error) {
-	iov := d.iovecs(q)
-	control := d.raw.Control(func(fd uintptr) {
-		sent, err = sendFrame(int(fd), iov) //nolint:gosec // a descriptor.
-	})
-	if control != nil {
-		return false, control
-	}
-	return sent, err
-}
-
 func (d *device) iovecs(q queued) [][]byte {
 	if q.frame != nil {
 		return append(d.scratch[:0], q.frame)
@@ -169,23 +153,6 @@ func (d *device) iovecs(q queued) [][]byte {
 	return d.scratch
 }
 
-func sendFrame(fd int, iov [][]byte) (sent bool, err error) {
-	for {
-		_, err = unix.SendmsgBuffers(fd, iov, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-		switch {
-		case err == nil:
-			return true, nil
-		case errors.Is(err, unix.EINTR):
-		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
-			return false, nil
-		case errors.Is(err, unix.EMSGSIZE):
-			return true, nil // Lost, as it would be on a wire.
-		default:
-			return false, err
-		}
-	}
-}
-
 func (d *device) failLocked(err error) {
 	if !d.gone {
 		d.gone, d.err = true, err
@@ -201,31 +168,55 @@ func (d *device) drain(done <-chan struct{}) {
 			return
 		case <-d.wake:
 		}
-		err := d.raw.Write(func(fd uintptr) bool {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			for len(d.queue) > 0 {
-				sent, err := sendFrame(int(fd), d.iovecs(d.queue[0])) //nolint:gosec // a descriptor.
-				if err != nil {
-					d.failLocked(err)
-					return true
-				}
-				if !sent {
-					return false
-				}
-				d.flows.framesOut.Add(1)
-				d.bytes -= d.queue[0].size()
-				d.queue[0].release()
-				d.queue[0] = queued{}
-				d.queue = d.queue[1:]
+		for {
+			blocked, err := d.flush()
+			if err != nil {
+				return
 			}
-			d.queue = nil
-			return true
-		})
-		if err != nil {
-			return // It is closed.
+			if !blocked {
+				break
+			}
+			// It is closed, or no descriptors are left to wait with.
+			if d.link.writable() != nil && !pause(done) {
+				return
+			}
 		}
 	}
+}
+
+// pause lets others give descriptors back; false: it is over.
+func pause(done <-chan struct{}) bool {
+	timer := time.NewTimer(50 * time.Millisecond)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-done:
+		return false
+	}
+}
+
+// flush sends what waits, as far as the socket takes it.
+func (d *device) flush() (blocked bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for len(d.queue) > 0 {
+		sent, err := d.link.send(d.iovecs(d.queue[0]))
+		if err != nil {
+			d.failLocked(err)
+			return false, err
+		}
+		if !sent {
+			return true, nil
+		}
+		d.flows.framesOut.Add(1)
+		d.bytes -= d.queue[0].size()
+		d.queue[0].release()
+		d.queue[0] = queued{}
+		d.queue = d.queue[1:]
+	}
+	d.queue = nil
+	return false, nil
 }
 
 // end lets go of what still waits, and tells why the link failed, if it did.
@@ -233,6 +224,7 @@ func (d *device) end() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.gone = true
+	d.dropAckLocked()
 	for _, q := range d.queue {
 		q.release()
 	}

@@ -41,26 +41,23 @@ const maxAsking = 64
 // always reads; what cannot be taken is dropped. link is a connected AF_UNIX SOCK_SEQPACKET; it stays the caller's, who
 // may keep it for another Run of another Network. When Run returns, all that it started has ended. It is called once.
 func (n *Network) Run(ctx context.Context, link *os.File) error {
-	own, err := own(link)
+	own, err := openSocket(link)
 	if err != nil {
 		return fmt.Errorf("take a network's link: %w", err)
 	}
 	r := &run{Network: n, asking: make(chan struct{}, maxAsking)}
 	r.ctx, r.cancel = context.WithCancel(ctx)
 	defer r.cancel()
-	if r.device, err = newDevice(own, n, r.cancel); err != nil {
-		_ = own.Close()
-		return fmt.Errorf("take a network's link: %w", err)
-	}
-	// Closing wakes who waits to read or to write.
-	stop := context.AfterFunc(r.ctx, func() { _ = own.Close() }) //nolint:contextcheck // r.ctx is ctx, to be cancelled.
+	r.device = newDevice(own, n, r.cancel)
+	// It wakes who waits to read or to write.
+	stop := context.AfterFunc(r.ctx, own.stop) //nolint:contextcheck // r.ctx is ctx, to be cancelled.
 	r.spawn(func() { r.device.drain(r.ctx.Done()) })
 	err = r.read() //nolint:contextcheck // r.ctx is ctx, to be cancelled.
 	r.cancel()
 	if stop() {
-		_ = own.Close()
+		own.stop()
 	}
-	err = errors.Join(err, r.end())
+	err = errors.Join(err, r.end(), own.close())
 	if ctx.Err() != nil || err == nil {
 		return nil
 	}
@@ -70,52 +67,16 @@ func (n *Network) Run(ctx context.Context, link *os.File) error {
 	return fmt.Errorf("move a network's frames: %w", err)
 }
 
-// own is a descriptor of the link that the runtime's poller watches and that can be closed without the caller's.
-func own(link *os.File) (*os.File, error) {
-	raw, err := link.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	fd := -1
-	control := raw.Control(func(from uintptr) {
-		if fd, err = unix.FcntlInt(from, unix.F_DUPFD_CLOEXEC, 0); err != nil {
-			return
-		}
-		if err = unix.SetNonblock(fd, true); err != nil {
-			_ = unix.Close(fd)
-			return
-		}
-		// As large as the host allows without privileges; a smaller one only sends more often.
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, LinkBuffer)
-		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, LinkBuffer)
-	})
-	if err := errors.Join(control, err); err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), "link"), nil //nolint:gosec // a descriptor.
-}
-
 // read takes frames until the link is closed or nobody is at its other end.
 func (r *run) read() error {
 	buf := make([]byte, FrameSize+1)
 	for {
-		var size int
-		var readErr error
-		err := r.device.raw.Read(func(fd uintptr) bool {
-			for {
-				size, readErr = unix.Read(int(fd), buf) //nolint:gosec // a descriptor.
-				if readErr == nil || !errors.Is(readErr, unix.EINTR) {
-					return !errors.Is(readErr, unix.EAGAIN)
-				}
-			}
-		})
+		size, err := r.device.link.read(buf)
 		switch {
 		case errors.Is(err, os.ErrClosed):
 			return nil
 		case err != nil:
 			return err
-		case readErr != nil:
-			return readErr
 		case size == 0:
 			return unix.EPIPE // nobody is at the other end, and never will be
 		}

@@ -2,6 +2,7 @@ package network
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -70,6 +71,7 @@ type conversation struct {
 	mu    sync.Mutex
 	guest *guestEnd
 	outer net.Conn
+	out   *sink
 	dead  bool
 }
 
@@ -105,7 +107,7 @@ func (c *conversation) hold(request *tcp.ForwarderRequest) (verdict, reason stri
 		return "", plain(err)
 	}
 	c.mu.Lock()
-	c.outer = outer
+	c.outer, c.out = outer, newSink(outer)
 	c.mu.Unlock()
 	defer func() { _ = outer.Close() }()
 	guest, err := c.answer(request)
@@ -244,8 +246,7 @@ func (c *conversation) pass(b []byte) error {
 	if err := c.pace(c.ctx, len(b)); err != nil {
 		return err
 	}
-	_, err := c.outer.Write(b)
-	return err
+	return c.out.write(b)
 }
 
 // closeOuter tells the outside that the guest has said all it will say.
@@ -478,12 +479,7 @@ func (s *source) read() (buf *[]byte, n int, err error) {
 	}
 	wait := s.raw.Read(func(fd uintptr) bool {
 		buf = chunks.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else.
-		for {
-			n, err = unix.Read(int(fd), *buf) //nolint:gosec // a descriptor.
-			if !errors.Is(err, unix.EINTR) {
-				break
-			}
-		}
+		n, err = readNow(fd, *buf)
 		if errors.Is(err, unix.EAGAIN) {
 			release(buf)
 			buf = nil
@@ -500,4 +496,43 @@ func (s *source) read() (buf *[]byte, n int, err error) {
 		return buf, 0, io.EOF
 	}
 	return buf, n, nil
+}
+
+// sink writes to the outside.
+type sink struct {
+	conn net.Conn
+	raw  syscall.RawConn // nil: the connection is no socket
+}
+
+func newSink(conn net.Conn) *sink {
+	s := &sink{conn: conn}
+	switch sock := conn.(type) {
+	case *net.TCPConn:
+		s.raw, _ = sock.SyscallConn()
+	case *net.UDPConn:
+		s.raw, _ = sock.SyscallConn()
+	}
+	return s
+}
+
+func (s *sink) write(b []byte) error {
+	if s.raw == nil {
+		_, err := s.conn.Write(b)
+		return err
+	}
+	var err error
+	wait := s.raw.Write(func(fd uintptr) bool {
+		for {
+			var n int
+			n, err = writeNow(fd, b)
+			if errors.Is(err, unix.EAGAIN) {
+				return false
+			}
+			b = b[n:]
+			if err != nil || len(b) == 0 {
+				return true
+			}
+		}
+	})
+	return cmp.Or(wait, err)
 }

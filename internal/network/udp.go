@@ -73,6 +73,7 @@ type exchange struct {
 	flow   *flow
 	guest  *guestEnd
 	outer  net.Conn
+	out    *sink
 	idle   time.Duration
 	byName bool         // its server's name matters: QUIC would hide it
 	last   atomic.Int64 // when anything was moved, in nanoseconds of the wall
@@ -85,7 +86,7 @@ func (e *exchange) hold(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = outer.Close() }()
-	e.outer = outer
+	e.outer, e.out = outer, newSink(outer)
 	e.last.Store(time.Now().UnixNano())
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -120,7 +121,7 @@ func (e *exchange) up(ctx context.Context) error {
 			if e.byName && inspect.QUIC((*buf)[:n]) {
 				err = &refusedError{reason: "QUIC hides its server's name, and rules allow or deny names here"}
 			} else {
-				err = e.pass(ctx, n, 0, func() error { _, err := e.outer.Write((*buf)[:n]); return err })
+				err = e.pass(ctx, n, 0, func() error { return e.out.write((*buf)[:n]) })
 			}
 		}
 		release(buf)
