@@ -75,21 +75,28 @@ const (
 
 func (a *App) snapshotInfo() *cobra.Command {
 	var wait time.Duration
+	var provenance bool
 	cmd := &cobra.Command{
 		Use: "snapshot-info TAG", Short: "Show a snapshot and where it comes from", Args: cobra.ExactArgs(1),
 		Long: "Show a snapshot and where it comes from. With --wait it is shown once it is no longer being written, or after\n" +
-			"that time; exit code 1 if it is not ready then.",
+			"that time; exit code 1 if it is not ready then. With --provenance all is shown that is known of how it was made: every\n" +
+			"snapshot it stands on with recipe, commands, digests and versions, and their images.",
 		ValidArgsFunction: a.completeTags(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if wait < 0 {
 				return usage("--wait is %s", wait)
 			}
 			return a.withDaemon(cmd.Context(), func(c *client.Client) error {
+				if provenance {
+					return a.doProvenance(cmd.Context(), c, args[0])
+				}
 				return a.doSnapshotInfo(cmd.Context(), c, args[0], wait)
 			})
 		},
 	}
 	cmd.Flags().DurationVar(&wait, "wait", 0, "wait so long for a snapshot that is being written")
+	cmd.Flags().BoolVar(&provenance, "provenance", false, "show how it and all it stands on were made")
+	cmd.MarkFlagsMutuallyExclusive("wait", "provenance")
 	return cmd
 }
 

@@ -263,8 +263,8 @@ func openHost(ctx context.Context, cfg Config, ad advert, m *meters) (*host.Host
 	var opened atomic.Pointer[host.Host]
 	networks := cfg.networks(ctx, &opened)
 	h, err := host.Open(ctx, host.Config{
-		Networks: networks,
-		Home:     cfg.Home, Engine: eng, Agent: agent, Log: cfg.Log, MaxSandboxes: cfg.MaxSandboxes, HotMaxBytes: cfg.HotMaxBytes,
+		Networks: networks, Version: cfg.Version,
+		Home: cfg.Home, Engine: eng, Agent: agent, Log: cfg.Log, MaxSandboxes: cfg.MaxSandboxes, HotMaxBytes: cfg.HotMaxBytes,
 		StepMaxBytes: cfg.StepMaxBytes, Took: m.took, Groups: cfg.groups(),
 		MaxForks: cfg.MaxForks, MemoryReserve: cfg.MemoryKept, DiskReserve: cfg.DiskKept, Patience: cfg.Patience,
 		Changed: func(tags []string) {

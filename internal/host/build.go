@@ -370,6 +370,7 @@ func (b *build) keep(ctx context.Context, img store.Image, w *warmed, overlay, b
 		Recipe: b.recipe.Name, RecipeText: string(b.spec.Recipe), Warm: w.what,
 		BootMS: w.boot.Seconds() * 1000, WarmMS: w.warm.Seconds() * 1000, Config: img.Config,
 		Limits: recipeLimits(b.recipe), Egress: b.sandboxNetwork(egress.Policy{}), Talked: w.talked,
+		Tool: b.h.cfg.Version,
 	}
 	m = m.WithState(w.checkpoint.State)
 	if err := b.h.enterSnapshot(ctx, m, w.checkpoint.State, b.spec.Replace); err != nil {

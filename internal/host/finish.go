@@ -113,6 +113,7 @@ func (b *branch) write(ctx context.Context, c *engine.Captured, copied time.Time
 		return store.Snapshot{}, err
 	}
 	m.Tag, m.CreatedAt, m.Egress, m.Talked = b.w.m.Tag, b.w.m.CreatedAt, b.w.m.Egress, b.w.m.Talked
+	m.Tool = b.h.cfg.Version
 	m.Branch = &store.Branch{
 		From: b.s.id, Passing: b.passing, Mode: string(b.mode), ModeReason: b.reason, PauseMS: millis(b.capture.Pause), FrozenMS: millis(b.frozen),
 		SetupMS: millis(b.capture.Setup), CopyMS: millis(c.Copied), WriteMS: millis(time.Since(copied)),

@@ -28,6 +28,8 @@ type Config struct {
 	Engine engine.Engine
 	Agent  []byte // the guest agent's program for the guest's architecture; empty: builds are refused
 	Log    *slog.Logger
+	// Version of this forkd, for those who ask what made something.
+	Version string
 
 	MaxSandboxes  int   // at once, but for suspended ones; 0: 1000
 	MaxForks      int   // of one call; 0: 1000

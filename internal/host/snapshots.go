@@ -139,6 +139,12 @@ func (h *Host) loadUnfinished() error {
 			}
 			continue
 		}
+		if m.Unpacking != nil {
+			if err := h.forgetUnpacking(m); err != nil {
+				return err
+			}
+			continue
+		}
 		reason := m.Failure
 		if reason == "" {
 			reason = "the daemon ended while it was being written"

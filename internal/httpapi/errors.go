@@ -13,6 +13,7 @@ import (
 	"forkd.dev/forkd/internal/host"
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/lineage"
+	"forkd.dev/forkd/internal/pack"
 	"forkd.dev/forkd/internal/store"
 )
 
@@ -30,6 +31,10 @@ func kinds() []struct {
 		{engine.ErrIncompatible, api.CodeIncompatible},
 		{engine.ErrUnavailable, api.CodeUnavailable},
 		{engine.ErrLiveUnavailable, api.CodeIncompatible},
+		{pack.ErrVersion, api.CodeIncompatible},
+		{pack.ErrFormat, api.CodeInvalid},
+		{pack.ErrDamaged, api.CodeInvalid},
+		{host.ErrPack, api.CodeInvalid},
 		{host.ErrExhausted, api.CodeNoCapacity},
 		{access.ErrUnknown, api.CodeUnauthorized},
 		{access.ErrExpired, api.CodeUnauthorized},

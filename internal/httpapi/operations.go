@@ -31,7 +31,8 @@ func (op operation) path() string {
 // metrics, and the OpenAPI document are made of it.
 func (s *Server) operations() []operation {
 	return slices.Concat(s.hostOperations(), s.snapshotOperations(), s.sandboxOperations(), s.guestOperations(), s.files().operations(),
-		s.tokenOperations(), s.workspaceOperations(), s.egressOperations(), s.portOperations(), s.listenOperations())
+		s.tokenOperations(), s.workspaceOperations(), s.egressOperations(), s.portOperations(), s.listenOperations(),
+		s.packOperations())
 }
 
 func (s *Server) hostOperations() []operation {

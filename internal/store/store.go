@@ -66,6 +66,7 @@ type Snapshot struct {
 	Limits        cgroup.Limits `json:"limits,omitzero"`  // of what is forked of it, unless others are asked for
 	Egress        egress.Policy `json:"egress,omitzero"`  // what that may reach; a branch's is its source's
 	Talked        bool          `json:"talked,omitempty"` // its guest may have connections that leave the machine
+	Tool          string        `json:"tool,omitempty"`   // version of the forkd that made it; "": made before that was written down
 }
 
 // Config is how an image's programs are started.

@@ -17,6 +17,26 @@ const unfinishedSuffix = ".json"
 type Unfinished struct {
 	Snapshot
 	Failure string `json:"failure,omitempty"` // empty: it was being written, or still is
+	// Unpacking: it comes from elsewhere, with these. None of them is to stay without it.
+	Unpacking *Unpacking `json:"unpacking,omitempty"`
+}
+
+// Unpacking are the records that are written before that of a snapshot which comes from elsewhere.
+type Unpacking struct {
+	Snapshots []string `json:"snapshots"` // tags, parents first
+	Images    []string `json:"images"`    // ids
+}
+
+// BeginUnpacking notes them, durably, before the first of them is written. EndSnapshot removes the note.
+func (s *Store) BeginUnpacking(m Snapshot, with Unpacking) error {
+	err := s.note(Unfinished{Snapshot: m, Unpacking: &with})
+	if err == nil {
+		err = s.sync(s.home.Unfinished())
+	}
+	if err != nil {
+		return fmt.Errorf("note what is unpacked with %s: %w", m.Tag, err)
+	}
+	return nil
 }
 
 // BeginSnapshot notes that a snapshot of that tag is being written, so that a later daemon can say what became of it.
@@ -35,7 +55,11 @@ func (s *Store) note(m Unfinished) error {
 	}
 	// In one step: a full disk must not cost the note that is there.
 	tmp := s.unfinished(m.Tag) + ".tmp"
-	err = os.WriteFile(tmp, append(text, '\n'), 0o600)
+	if m.Unpacking == nil {
+		err = os.WriteFile(tmp, append(text, '\n'), 0o600)
+	} else if err = os.Remove(tmp); err == nil || errors.Is(err, fs.ErrNotExist) {
+		err = writeSynced(tmp, append(text, '\n'))
+	}
 	if err == nil {
 		err = os.Rename(tmp, s.unfinished(m.Tag))
 	}

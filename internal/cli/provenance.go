@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/client"
+)
+
+func (a *App) doProvenance(ctx context.Context, c *client.Client, tag string) error {
+	p, err := c.Provenance(ctx, tag)
+	if err != nil {
+		return a.elsewhere(err, c, tag)
+	}
+	return a.show(p, func(w io.Writer) error { return printProvenance(w, p) })
+}
+
+// printProvenance prints the newest first. Records may come from elsewhere: what is in them is only text.
+func printProvenance(w io.Writer, p *api.Provenance) error {
+	for i := len(p.Snapshots) - 1; i >= 0; i-- {
+		if err := printOrigin(w, &p.Snapshots[i]); err != nil {
+			return err
+		}
+	}
+	for _, m := range p.Images {
+		err := table(w, "image | "+m.Name, [][]string{
+			{"id", m.ID}, {"base", m.Base}, {"content", "sha256:" + m.Disk}, {"created", m.CreatedAt}, {"packages", strings.Join(m.Packages, " ")},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func printOrigin(w io.Writer, o *api.Origin) error {
+	rows := [][]string{{"id", o.ID}}
+	add := func(name, value string) {
+		if value != "" {
+			rows = append(rows, []string{name, value})
+		}
+	}
+	add("was", strings.Join(o.Formerly, ", "))
+	if o.ParentTag != "" {
+		add("stands on", o.ParentTag+" "+o.ParentID)
+	}
+	add("created", o.CreatedAt)
+	tool := "forkd " + o.Tool
+	if o.Tool == "" {
+		tool = "a forkd that did not write down its version"
+	}
+	add("made by", tool)
+	add("of", o.Source)
+	if o.BranchedFrom != "" {
+		add("branched from", o.BranchedFrom+", mode "+o.Mode+"; what ran in it before is not known")
+	}
+	add("recipe", o.Recipe)
+	if o.RecipeDigest != "" {
+		add("recipe's digest", "sha256:"+o.RecipeDigest)
+	}
+	for i, c := range o.Commands {
+		add(fmt.Sprintf("command %d", i+1), oneLine(c))
+	}
+	add("warm", strings.Join(o.Warm, ", "))
+	add("image", o.Image)
+	add("kernel", o.Kernel)
+	add("agent", o.Agent)
+	add("engine", fmt.Sprintf("%v %v, %v, %v, %v, CPU %v", o.Engine["engine"], o.Engine["version"], o.Engine["arch"], o.Engine["accelerator"],
+		o.Engine["machine"], o.Engine["cpu_model"]))
+	add("memory", o.MemoryLayer)
+	add("disk", o.DiskLayer)
+	add("devices", o.State)
+	if err := table(w, "tag | "+o.Tag, rows); err != nil {
+		return err
+	}
+	if o.RecipeText == "" {
+		return nil
+	}
+	for line := range strings.Lines(printable(o.RecipeText)) {
+		if _, err := fmt.Fprintf(w, "    | %s", strings.TrimRight(line, "\n")+"\n"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
