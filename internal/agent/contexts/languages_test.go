@@ -114,9 +114,7 @@ func TestShellRenews(t *testing.T) {
 	testenv.Need(t, "bash")
 	m := newManager(t)
 	script{{code: "RANDOM=1"}}.run(t, m, "shell")
-	if err := m.Quiesce(t.Context(), true); err != nil {
-		t.Fatal(err)
-	}
+	quiesce(t, m)
 	renewed, not, err := m.Renew(t.Context(), map[string]string{"WHO": "it's me"}, func(string) error { return nil })
 	if err != nil || strings.Join(renewed, " ") != "context:shell:RANDOM" || len(not) != 0 {
 		t.Fatalf("%q %+v %v", renewed, not, err)
@@ -223,9 +221,7 @@ func TestJavaScriptRenews(t *testing.T) {
 	var steps []time.Duration
 	m.cfg.StepClock = func(d time.Duration) error { steps = append(steps, d); return nil }
 	script{{code: "const crypto2 = require('crypto'); Math.random() < 1 && crypto2.randomUUID().length", text: "36"}}.run(t, m, "javascript")
-	if err := m.Quiesce(t.Context(), true); err != nil {
-		t.Fatal(err)
-	}
+	quiesce(t, m)
 	renewed, not, err := m.Renew(t.Context(), map[string]string{"WHO": "me"}, func(string) error { return nil })
 	if err != nil || !strings.Contains(strings.Join(renewed, " "), "context:javascript:crypto.randomUUID") || len(not) == 0 {
 		t.Fatalf("%q %+v %v", renewed, not, err)
