@@ -14,6 +14,7 @@ WORDS = [
     (r"async with", "with"),
     (r"async for", "for"),
     (r"await ", ""),
+    (r"\baclosing\b", "closing"),
     (r"asynccontextmanager", "contextmanager"),
     (r"__a(enter|exit|iter|next)__", r"__\1__"),
     (r"\.aclose\b", ".close"),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import tarfile
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
 
 PIECE = 1 << 20
 
@@ -29,6 +33,29 @@ async def async_pieces(data: Any) -> AsyncIterator[bytes]:
     whole = pieces(data)
     while (piece := await asyncio.to_thread(next, whole, b"")) != b"":
         yield piece
+
+
+@contextmanager
+def replaced(local: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file that takes its place when it is complete; until then what is there stays, and nothing is left of a failure."""
+    target = Path(local).resolve()  # what a link names, and not the link
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as f:
+        try:
+            yield f
+            f.flush()
+            os.chmod(f.fileno(), target.stat().st_mode & 0o7777 if target.exists() else 0o666 & ~_umask())
+            os.replace(f.name, target)
+        except BaseException:
+            os.unlink(f.name)
+            raise
+
+
+def _umask() -> int:
+    try:  # os.umask would change it, for all threads
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0o077
+    return next((int(line.split()[1], 8) for line in lines if line.startswith("Umask:")), 0o077)
 
 
 def recipe_tar(recipe: str, files: Mapping[str, bytes]) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ from wsproto.events import (
     AcceptConnection,
     BytesMessage,
     CloseConnection,
+    Event,
     Ping,
     RejectConnection,
     RejectData,
@@ -19,7 +21,9 @@ from wsproto.events import (
     TextMessage,
 )
 from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import ProtocolError
 
+from ._text import loads
 from .errors import ConnectionLostError, refusal
 
 PROTOCOL = "forkd.exec.v1"
@@ -48,11 +52,17 @@ class Conversation:
 
     def text(self, message: Any) -> bytes:
         """The bytes of an object."""
+        self._still_open()
         return self._ws.send(TextMessage(data=json.dumps(message, ensure_ascii=False)))
 
     def binary(self, data: bytes) -> bytes:
         """The bytes of a binary message."""
+        self._still_open()
         return self._ws.send(BytesMessage(data=data))
+
+    def _still_open(self) -> None:
+        if self.closed:
+            raise ConnectionLostError("nobody listens: the process has ended, or it was left; attach to it to go on")
 
     def bye(self) -> bytes:
         """The bytes of a close, if there is still somebody to be told."""
@@ -68,9 +78,8 @@ class Conversation:
             if not self.open:
                 raise ConnectionLostError("the daemon closed the connection before it answered")
             return b""
-        self._ws.receive_data(data)
         answer = bytearray()
-        for event in self._ws.events():
+        for event in self._events(data):
             match event:
                 case AcceptConnection():
                     self.open = True
@@ -85,7 +94,7 @@ class Conversation:
                 case TextMessage():
                     self._text.append(event.data)
                     if event.message_finished:
-                        self.messages.append(json.loads("".join(self._text)))
+                        self.messages.append(loads("".join(self._text).encode(), self._path))
                         self._text.clear()
                 case BytesMessage():
                     self._bytes += event.data
@@ -99,6 +108,14 @@ class Conversation:
                         answer += self._ws.send(event.response())
                     self.closed = True
         return bytes(answer)
+
+    def _events(self, data: bytes) -> Iterator[Event]:
+        try:
+            self._ws.receive_data(data)
+            yield from self._ws.events()
+        except ProtocolError as e:
+            self.closed = True
+            raise ConnectionLostError(f"{self._path}: this is no WebSocket of a daemon's: {e}") from e
 
 
 def _json(text: bytes) -> Any:

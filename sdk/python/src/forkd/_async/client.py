@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any
 
@@ -59,8 +60,9 @@ class AsyncClient:
         params: list[tuple[str, Any]] = [("type", t) for t in types]
         params += list(clean(sandbox=sandbox, snapshot=snapshot, since=since, tail=tail).items())
         params.append(("follow", "true" if follow else "false"))
-        async for event in self.transport.lines("GET", "/v1/events", params=params):
-            yield Event.load(event)
+        async with aclosing(self.transport.lines("GET", "/v1/events", params=params)) as lines:
+            async for event in lines:
+                yield Event.load(event)
 
     async def usage(self, *, labels: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """What every sandbox costs its host (docs/api.md: Usage)."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
-from .._text import clean, segment
+from .._text import Kept, clean, segment
 from ..errors import ConnectionLostError
 from ..models import ContextInfo, Execution, ExecutionError, Result
 from .transport import AsyncTransport
@@ -61,29 +62,30 @@ class AsyncContexts:
         """See :meth:`AsyncSandbox.run_code`."""
         body = clean(code=code, language=language, context=context, env=dict(env or {}), timeout_secs=timeout)
         done = Execution()
-        kept: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        kept = {"stdout": Kept(), "stderr": Kept()}
         told = {"stdout": on_stdout, "stderr": on_stderr}
-        async for event in self._t.lines("POST", f"{self._base}/eval", json=body):
-            kind = event["type"]
-            if kind in kept:
-                kept[kind].append(event.get("text", ""))
-                if tell := told[kind]:
-                    tell(event.get("text", ""))
-            elif kind == "result":
-                result = Result.load({k: v for k, v in event.items() if k != "type"})
-                done.results.append(result)
-                if result.is_main_result:
-                    done.text = result.text
-                if on_result:
-                    on_result(result)
-            elif kind == "error":
-                done.error = ExecutionError(event.get("name", ""), event.get("value", ""), event.get("traceback", ""))
-            elif kind == "number_of_executions":
-                done.execution_count = event.get("execution_count", 0)
-            else:
-                if kind == "unexpected_end_of_execution" and done.error is None:
+        async with aclosing(self._t.lines("POST", f"{self._base}/eval", json=body)) as lines:
+            async for event in lines:
+                kind = event["type"]
+                if kind in kept:
+                    kept[kind].add(event.get("text", ""))
+                    if tell := told[kind]:
+                        tell(event.get("text", ""))
+                elif kind == "result":
+                    result = Result.load({k: v for k, v in event.items() if k != "type"})
+                    done.results.append(result)
+                    if result.is_main_result:
+                        done.text = result.text
+                    if on_result:
+                        on_result(result)
+                elif kind == "error":
+                    done.error = ExecutionError(*(event.get(k, "") for k in ("name", "value", "traceback")))
+                elif kind == "number_of_executions":
+                    done.execution_count = event.get("execution_count", 0)
+                elif kind == "end_of_execution" or (kind == "unexpected_end_of_execution" and done.error):
+                    done.ms, done.exit_code = event.get("ms", 0.0), event.get("exit_code") or (1 if done.error else 0)
+                    done.stdout, done.stderr = str(kept["stdout"]), str(kept["stderr"])
+                    return done
+                elif kind == "unexpected_end_of_execution":
                     raise ConnectionLostError(f"the execution broke off: {event.get('text', '')}")
-                done.ms, done.exit_code = event.get("ms", 0.0), event.get("exit_code") or (1 if done.error else 0)
-                done.stdout, done.stderr = "".join(kept["stdout"]), "".join(kept["stderr"])
-                return done
         raise ConnectionLostError("the execution's output broke off before its end")

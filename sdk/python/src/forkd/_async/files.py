@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from .._pieces import async_pieces
+from .._pieces import async_pieces, replaced
 from .._text import clean
 from ..errors import NotFoundError, refusal
 from ..models import FileEvent, FileInfo
@@ -79,16 +78,11 @@ class AsyncFiles:
 
     async def download(self, path: str, local: str | os.PathLike[str], *, user: str | None = None) -> int:
         """Writes a file of the sandbox to this machine, in pieces; returns its size in bytes."""
-        part = Path(f"{os.fspath(local)}.part")
         size = 0
-        try:
-            with part.open("wb") as f:
-                async with self.open(path, user=user) as pieces:
-                    async for piece in pieces:
-                        size += f.write(piece)
-            part.replace(local)
-        finally:
-            part.unlink(missing_ok=True)
+        with replaced(local) as f:
+            async with self.open(path, user=user) as pieces:
+                async for piece in pieces:
+                    size += f.write(piece)
         return size
 
     async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
@@ -132,12 +126,10 @@ class AsyncFiles:
         params = clean(
             path=path, user=user, recursive="true" if recursive else None, entries="true" if entries else None
         )
-        lines = self._t.lines("GET", f"{self._base}/watch", params=params)
-        try:
-            await lines.__anext__()  # it says that it has begun
+        async with aclosing(self._t.lines("GET", f"{self._base}/watch", params=params)) as lines:
+            async for _ in lines:  # it says that it has begun
+                break
             yield self._events(lines)
-        finally:
-            await lines.aclose()  # type: ignore[attr-defined]
 
     async def _events(self, lines: AsyncIterator[Any]) -> AsyncIterator[FileEvent]:
         async for line in lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -144,7 +145,7 @@ class AsyncSandbox:
         body = {"snapshot_tag": snapshot, "n": n, **more}
         body |= _bounds(labels, env, ttl, on_ttl, idle, on_idle, auto_resume, limits, egress)
         made = await client.transport.request("POST", "/v1/sandboxes", json=body, once=idempotency_key or True)
-        return [cls._of(client, SandboxInfo.load(s)) for s in made]
+        return [cls._of(client, SandboxInfo.load(s)) for s in made if not s.get("error")]
 
     @classmethod
     async def connect(cls: type[S], id: str, *, client: AsyncClient | None = None) -> S:
@@ -326,8 +327,9 @@ class AsyncSandbox:
     async def flows(self, *, follow: bool = False, since: int | None = None) -> AsyncIterator[dict[str, Any]]:
         """What it said to whom outside, and what was refused (docs/api.md: Flow); with ``follow`` as it happens."""
         params = clean(follow="true" if follow else "false", since=since)
-        async for flow in self.client.transport.lines("GET", f"{self._base}/flows", params=params):
-            yield flow
+        async with aclosing(self.client.transport.lines("GET", f"{self._base}/flows", params=params)) as lines:
+            async for flow in lines:
+                yield flow
 
     async def ports(self) -> builtins.list[PortInfo]:
         """TCP ports that something in it listens on, and those that are public."""
@@ -520,14 +522,14 @@ class AsyncImage:
         client = client or default()
         params = clean(tag=tag, replace="true" if replace else None)
         content = recipe_tar(recipe, files or {})
-        lines: AsyncIterator[Any] = client.transport.lines("POST", "/v1/builds", params=params, content=content)
-        async for event in lines:
-            if event.get("error"):
-                raise refusal(0, event["error"], "/v1/builds")
-            if event.get("snapshot"):
-                return AsyncSnapshot(client, SnapshotInfo.load(event["snapshot"]))
-            if on_event:
-                on_event(event)
+        async with aclosing(client.transport.lines("POST", "/v1/builds", params=params, content=content)) as lines:
+            async for event in lines:
+                if event.get("error"):
+                    raise refusal(0, event["error"], "/v1/builds")
+                if event.get("snapshot"):
+                    return AsyncSnapshot(client, SnapshotInfo.load(event["snapshot"]))
+                if on_event:
+                    on_event(event)
         raise ConnectionLostError("the build broke off before its end")
 
     async def remove(self) -> None:

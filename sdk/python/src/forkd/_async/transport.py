@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json as jsonlib
 import os
 import ssl
 import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from .. import _config
+from .._text import loads
 from .._websocket import Conversation
 from ..errors import ConnectionLostError, NoDaemonError, refusal
 
 CONNECT_TIMEOUT = 10.0
 LARGEST_READ = 1 << 18
+LARGEST_LINE = 256 << 20  # of a stream: more than anything that the daemon says at once
+CLOSE_TIMEOUT = 1.0  # for the goodbye to a daemon that does not read
+#: Streams last, and each holds a connection: a bound on those would only make one wait for another's end.
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32)
 
 
 class AsyncTransport:
@@ -31,7 +35,9 @@ class AsyncTransport:
         self._trust = _config.trust(target)
         path, self._fd = _config.reachable(target.socket) if target.socket else ("", None)
         self._http = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=path) if path else httpx.AsyncHTTPTransport(verify=self._trust),
+            transport=httpx.AsyncHTTPTransport(uds=path, limits=LIMITS)
+            if path
+            else httpx.AsyncHTTPTransport(verify=self._trust, limits=LIMITS),
             base_url=target.url,
             headers={"Authorization": f"Bearer {target.token}"} if target.token else {},
             timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
@@ -128,16 +134,21 @@ class AsyncTransport:
 
     async def lines(
         self, method: str, path: str, *, json: Any = None, params: Any = None, content: Any = None
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """The objects of a reply that has one a line."""
         await self.ready()
         accept = {"Accept": "application/x-ndjson"}
         async with self.stream(method, path, json=json, params=params, headers=accept, content=content) as response:
-            rest = b""
+            rest = bytearray()
             async for piece in response.aiter_bytes():
-                *whole, rest = (rest + piece).split(b"\n")  # httpx would also split at what JSON may have in a string
-                for line in whole:
-                    yield jsonlib.loads(line)
+                first, *others = piece.split(b"\n")  # httpx would also split at what JSON may have in a string
+                rest += first
+                for other in others:
+                    if rest:
+                        yield loads(rest, path)
+                    rest = bytearray(other)
+                if len(rest) > LARGEST_LINE:
+                    raise ConnectionLostError(f"{path}: the daemon's reply has no end of line in {LARGEST_LINE} bytes")
 
     async def ready(self) -> None:
         """Returns when a daemon answers, which is started if need be."""
@@ -233,23 +244,23 @@ class AsyncWebSocket:
         await self._write(self._said.binary(data))
 
     async def aclose(self) -> None:
+        # Whoever does not take our input, as the process does not, does not take a goodbye either: it is not waited for.
+        self._writer.write(self._said.bye())
+        self._writer.close()
         try:
-            if bye := self._said.bye():
-                await self._write(bye)
-        except ConnectionLostError:
+            await asyncio.wait_for(self._writer.wait_closed(), CLOSE_TIMEOUT)
+        except (OSError, ssl.SSLError, asyncio.TimeoutError):
             pass
         finally:
-            self._writer.close()
-            with suppress(OSError, ssl.SSLError):
-                await self._writer.wait_closed()
+            self._writer.transport.abort()
 
     async def _more(self) -> None:
         try:
             data = await self._reader.read(LARGEST_READ)
         except OSError as e:
             raise ConnectionLostError(f"the connection to the daemon broke: {e}") from e
-        if answer := self._said.receive(data):
-            await self._write(answer)
+        # Without drain: while input waits to be taken, output must be read on.
+        self._writer.write(self._said.receive(data))
 
     async def _write(self, data: bytes) -> None:
         try:

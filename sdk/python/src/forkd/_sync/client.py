@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Any
 
@@ -60,8 +61,9 @@ class Client:
         params: list[tuple[str, Any]] = [("type", t) for t in types]
         params += list(clean(sandbox=sandbox, snapshot=snapshot, since=since, tail=tail).items())
         params.append(("follow", "true" if follow else "false"))
-        for event in self.transport.lines("GET", "/v1/events", params=params):
-            yield Event.load(event)
+        with closing(self.transport.lines("GET", "/v1/events", params=params)) as lines:
+            for event in lines:
+                yield Event.load(event)
 
     def usage(self, *, labels: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         """What every sandbox costs its host (docs/api.md: Usage)."""

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Any
 
-from .._text import Decoder, argv, clean, segment
+from .._text import Decoder, Kept, argv, clean, segment
 from ..errors import ConnectionLostError, refusal
 from ..models import CommandResult, Output, ProcessInfo
 from .transport import Transport, WebSocket
@@ -61,18 +62,19 @@ class Commands:
     def _stream(
         self, path: str, body: Any, on_stdout: Callable[[str], Any] | None, on_stderr: Callable[[str], Any] | None
     ) -> CommandResult:
-        kept: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        kept = {"stdout": Kept(), "stderr": Kept()}
         told = {"stdout": on_stdout, "stderr": on_stderr}
-        for event in self._t.lines("POST", path, json=body):
-            kind = event["type"]
-            if kind in kept:
-                kept[kind].append(event.get("text", ""))
-                if tell := told[kind]:
-                    tell(event.get("text", ""))
-            elif kind == "error":
-                raise refusal(0, {"code": event.get("code"), "message": event.get("text")}, path)
-            elif kind == "exit":
-                return CommandResult.load({**event, **{k: "".join(v) for k, v in kept.items()}})
+        with closing(self._t.lines("POST", path, json=body)) as lines:
+            for event in lines:
+                kind = event["type"]
+                if kind in kept:
+                    kept[kind].add(event.get("text", ""))
+                    if tell := told[kind]:
+                        tell(event.get("text", ""))
+                elif kind == "error":
+                    raise refusal(0, {"code": event.get("code"), "message": event.get("text")}, path)
+                elif kind == "exit":
+                    return CommandResult.load({**event, **{k: str(v) for k, v in kept.items()}})
         raise ConnectionLostError("the command's output broke off before its end")
 
     def start(
@@ -234,17 +236,17 @@ class Process:
     ) -> CommandResult:
         """Reads what is still to come and returns it with the exit code."""
         texts = {"stdout": Decoder(), "stderr": Decoder()}
-        kept: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        kept = {"stdout": Kept(), "stderr": Kept()}
         told = {"stdout": on_stdout, "stderr": on_stderr}
         for output in self:
             text = texts[output.stream].text(output.data)
-            kept[output.stream].append(text)
+            kept[output.stream].add(text)
             if tell := told[output.stream]:
                 tell(text)
         for stream, decoder in texts.items():
-            kept[stream].append(decoder.rest())
+            kept[stream].add(decoder.rest())
         assert self._end is not None
-        return CommandResult.load({**self._end.raw, **{k: "".join(v) for k, v in kept.items()}})
+        return CommandResult.load({**self._end.raw, **{k: str(v) for k, v in kept.items()}})
 
     @property
     def exit_code(self) -> int | None:

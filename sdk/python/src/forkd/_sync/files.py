@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager
 from typing import Any
 
-from .._pieces import pieces
+from .._pieces import pieces, replaced
 from .._text import clean
 from ..errors import NotFoundError, refusal
 from ..models import FileEvent, FileInfo
@@ -78,16 +77,11 @@ class Files:
 
     def download(self, path: str, local: str | os.PathLike[str], *, user: str | None = None) -> int:
         """Writes a file of the sandbox to this machine, in pieces; returns its size in bytes."""
-        part = Path(f"{os.fspath(local)}.part")
         size = 0
-        try:
-            with part.open("wb") as f:
-                with self.open(path, user=user) as pieces:
-                    for piece in pieces:
-                        size += f.write(piece)
-            part.replace(local)
-        finally:
-            part.unlink(missing_ok=True)
+        with replaced(local) as f:
+            with self.open(path, user=user) as pieces:
+                for piece in pieces:
+                    size += f.write(piece)
         return size
 
     def stat(self, path: str, *, user: str | None = None) -> FileInfo:
@@ -131,12 +125,10 @@ class Files:
         params = clean(
             path=path, user=user, recursive="true" if recursive else None, entries="true" if entries else None
         )
-        lines = self._t.lines("GET", f"{self._base}/watch", params=params)
-        try:
-            lines.__next__()  # it says that it has begun
+        with closing(self._t.lines("GET", f"{self._base}/watch", params=params)) as lines:
+            for _ in lines:  # it says that it has begun
+                break
             yield self._events(lines)
-        finally:
-            lines.close()  # type: ignore[attr-defined]
 
     def _events(self, lines: Iterator[Any]) -> Iterator[FileEvent]:
         for line in lines:

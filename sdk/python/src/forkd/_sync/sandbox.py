@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -145,7 +146,7 @@ class Sandbox:
         body = {"snapshot_tag": snapshot, "n": n, **more}
         body |= _bounds(labels, env, ttl, on_ttl, idle, on_idle, auto_resume, limits, egress)
         made = client.transport.request("POST", "/v1/sandboxes", json=body, once=idempotency_key or True)
-        return [cls._of(client, SandboxInfo.load(s)) for s in made]
+        return [cls._of(client, SandboxInfo.load(s)) for s in made if not s.get("error")]
 
     @classmethod
     def connect(cls: type[S], id: str, *, client: Client | None = None) -> S:
@@ -325,8 +326,9 @@ class Sandbox:
     def flows(self, *, follow: bool = False, since: int | None = None) -> Iterator[dict[str, Any]]:
         """What it said to whom outside, and what was refused (docs/api.md: Flow); with ``follow`` as it happens."""
         params = clean(follow="true" if follow else "false", since=since)
-        for flow in self.client.transport.lines("GET", f"{self._base}/flows", params=params):
-            yield flow
+        with closing(self.client.transport.lines("GET", f"{self._base}/flows", params=params)) as lines:
+            for flow in lines:
+                yield flow
 
     def ports(self) -> builtins.list[PortInfo]:
         """TCP ports that something in it listens on, and those that are public."""
@@ -519,14 +521,14 @@ class Image:
         client = client or default()
         params = clean(tag=tag, replace="true" if replace else None)
         content = recipe_tar(recipe, files or {})
-        lines: Iterator[Any] = client.transport.lines("POST", "/v1/builds", params=params, content=content)
-        for event in lines:
-            if event.get("error"):
-                raise refusal(0, event["error"], "/v1/builds")
-            if event.get("snapshot"):
-                return Snapshot(client, SnapshotInfo.load(event["snapshot"]))
-            if on_event:
-                on_event(event)
+        with closing(client.transport.lines("POST", "/v1/builds", params=params, content=content)) as lines:
+            for event in lines:
+                if event.get("error"):
+                    raise refusal(0, event["error"], "/v1/builds")
+                if event.get("snapshot"):
+                    return Snapshot(client, SnapshotInfo.load(event["snapshot"]))
+                if on_event:
+                    on_event(event)
         raise ConnectionLostError("the build broke off before its end")
 
     def remove(self) -> None:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import os
 import socket
 import ssl
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from .. import _config
+from .._text import loads
 from .._websocket import Conversation
 from ..errors import ConnectionLostError, NoDaemonError, refusal
 
 CONNECT_TIMEOUT = 10.0
 LARGEST_READ = 1 << 18
+LARGEST_LINE = 256 << 20  # of a stream: more than anything that the daemon says at once
+#: Streams last, and each holds a connection: a bound on those would only make one wait for another's end.
+LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32)
 
 
 class Transport:
@@ -32,7 +35,9 @@ class Transport:
         self._trust = _config.trust(target)
         path, self._fd = _config.reachable(target.socket) if target.socket else ("", None)
         self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=path) if path else httpx.HTTPTransport(verify=self._trust),
+            transport=httpx.HTTPTransport(uds=path, limits=LIMITS)
+            if path
+            else httpx.HTTPTransport(verify=self._trust, limits=LIMITS),
             base_url=target.url,
             headers={"Authorization": f"Bearer {target.token}"} if target.token else {},
             timeout=httpx.Timeout(timeout, connect=CONNECT_TIMEOUT),
@@ -129,16 +134,21 @@ class Transport:
 
     def lines(
         self, method: str, path: str, *, json: Any = None, params: Any = None, content: Any = None
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """The objects of a reply that has one a line."""
         self.ready()
         accept = {"Accept": "application/x-ndjson"}
         with self.stream(method, path, json=json, params=params, headers=accept, content=content) as response:
-            rest = b""
+            rest = bytearray()
             for piece in response.iter_bytes():
-                *whole, rest = (rest + piece).split(b"\n")  # httpx would also split at what JSON may have in a string
-                for line in whole:
-                    yield jsonlib.loads(line)
+                first, *others = piece.split(b"\n")  # httpx would also split at what JSON may have in a string
+                rest += first
+                for other in others:
+                    if rest:
+                        yield loads(rest, path)
+                    rest = bytearray(other)
+                if len(rest) > LARGEST_LINE:
+                    raise ConnectionLostError(f"{path}: the daemon's reply has no end of line in {LARGEST_LINE} bytes")
 
     def ready(self) -> None:
         """Returns when a daemon answers, which is started if need be."""
@@ -209,11 +219,17 @@ def _refused(response: httpx.Response, path: str) -> Exception:
 
 
 class WebSocket:
-    """One WebSocket. What is not asked for is not read, so a slow reader holds back who writes."""
+    """One WebSocket. What is not asked for is not read, so a slow reader holds back who writes.
+
+    Input may come from another thread than the one that reads. That one must go on reading while input waits to be
+    taken, or both ends wait for each other: so what was said is one lock, and sending it another.
+    """
 
     def __init__(self, said: Conversation, connection: socket.socket) -> None:
         self._said, self._socket = said, connection
-        self._writing = threading.Lock()  # input may come from another thread than the one that reads
+        self._saying = threading.Lock()
+        self._sending = threading.Lock()
+        self._owed = bytearray()  # answers to what was read, for whoever sends next
 
     def open(self) -> None:
         self._write(self._said.hello)
@@ -235,25 +251,47 @@ class WebSocket:
         self._write(lambda: self._said.binary(data))
 
     def close(self) -> None:
-        try:
-            self._write(self._said.bye)
-        except ConnectionLostError:
-            pass
-        finally:
-            self._socket.close()
+        # Whoever does not take our input, as the process does not, does not take a goodbye either: it is not waited for.
+        with self._saying:
+            bye = self._said.bye()
+        if self._sending.acquire(blocking=False):
+            try:
+                with suppress(OSError):
+                    self._socket.settimeout(0)
+                    self._socket.send(bye)
+            finally:
+                self._sending.release()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who reads or writes on another thread
+        self._socket.close()
 
     def _more(self) -> None:
         try:
             data = self._socket.recv(LARGEST_READ)
         except OSError as e:
             raise ConnectionLostError(f"the connection to the daemon broke: {e}") from e
-        self._write(lambda: self._said.receive(data))
+        with self._saying:
+            self._owed += self._said.receive(data)
+        self._pay()
 
-    def _write(self, made: Any) -> None:
-        with self._writing:
-            if not (data := made()):
-                return
+    def _pay(self) -> None:
+        """Sends the answers that are owed, unless somebody is sending, who will."""
+        while self._owed and self._sending.acquire(blocking=False):
             try:
-                self._socket.sendall(data)
-            except OSError as e:
-                raise ConnectionLostError(f"the connection to the daemon broke: {e}") from e
+                self._send(lambda: b"")
+            finally:
+                self._sending.release()
+
+    def _write(self, made: Callable[[], bytes]) -> None:
+        with self._sending:
+            self._send(made)
+        self._pay()
+
+    def _send(self, made: Callable[[], bytes]) -> None:
+        with self._saying:  # frames go out in the order in which they were made
+            data = bytes(self._owed) + made()
+            self._owed.clear()
+        try:
+            self._socket.sendall(data)
+        except OSError as e:
+            raise ConnectionLostError(f"the connection to the daemon broke: {e}") from e
