@@ -1,6 +1,6 @@
 import { CommandFailedError, ConnectionLostError, refusal } from "./errors.js";
 import { type CommandResult, load, type Output, type ProcessInfo } from "./models.js";
-import { clean, segment, type Socket, type Transport } from "./transport.js";
+import { clean, Kept, segment, type Socket, type Transport } from "./transport.js";
 
 /** A text, which `/bin/sh -c` runs, or a program and its arguments. */
 export type Command = string | readonly string[];
@@ -18,6 +18,8 @@ export interface RunOptions {
   onStderr?: (text: string) => void;
   /** throw {@link CommandFailedError} for a code other than 0 */
   check?: boolean;
+  /** leaves the command alone, which goes on until its time is over */
+  signal?: AbortSignal;
 }
 
 export interface StartOptions {
@@ -76,28 +78,28 @@ export class Commands {
     const done =
       options.onStdout || options.onStderr
         ? await this.#stream(path, json, options)
-        : result(await this.t.request("POST", path, { json, timeout }));
+        : result(await this.t.request("POST", path, { json, timeout, signal: options.signal }));
     if (options.check && (done.exitCode !== 0 || done.timedOut)) throw new CommandFailedError(done);
     return done;
   }
 
   async #stream(path: string, json: unknown, options: RunOptions): Promise<CommandResult> {
-    const kept = { stdout: "", stderr: "" };
-    for await (const event of this.t.lines("POST", path, { json })) {
+    const kept = { stdout: new Kept(), stderr: new Kept() };
+    for await (const event of this.t.lines("POST", path, { json, signal: options.signal })) {
       const text = String(event["text"] ?? "");
       switch (event["type"]) {
         case "stdout":
-          kept.stdout += text;
+          kept.stdout.add(text);
           options.onStdout?.(text);
           break;
         case "stderr":
-          kept.stderr += text;
+          kept.stderr.add(text);
           options.onStderr?.(text);
           break;
         case "error":
           throw refusal(0, { code: event["code"], message: text }, path);
         case "exit":
-          return result({ ...event, ...kept });
+          return result({ ...event, stdout: String(kept.stdout), stderr: String(kept.stderr) });
       }
     }
     throw new ConnectionLostError("the command's output broke off before its end");
@@ -239,17 +241,17 @@ export class Process implements AsyncIterable<Output> {
     }
   }
 
-  /** Reads what is still to come and returns it with the exit code. */
+  /** Reads what is still to come and returns it (the first 16 MiB of each stream) with the exit code. */
   async wait(options: Pick<RunOptions, "onStdout" | "onStderr"> = {}): Promise<CommandResult> {
     const decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
-    const kept = { stdout: "", stderr: "" };
+    const kept = { stdout: new Kept(), stderr: new Kept() };
     for await (const { stream, data } of this) {
       const text = decoders[stream].decode(data, { stream: true });
-      kept[stream] += text;
+      kept[stream].add(text);
       (stream === "stdout" ? options.onStdout : options.onStderr)?.(text);
     }
-    for (const stream of ["stdout", "stderr"] as const) kept[stream] += decoders[stream].decode();
-    return result({ ...this.#end, ...kept });
+    for (const stream of ["stdout", "stderr"] as const) kept[stream].add(decoders[stream].decode());
+    return result({ ...this.#end, stdout: String(kept.stdout), stderr: String(kept.stderr) });
   }
 
   /** Its exit code, once its end was read. */

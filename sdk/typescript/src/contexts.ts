@@ -1,6 +1,6 @@
 import { ConnectionLostError } from "./errors.js";
 import { type ContextInfo, Execution, load, type Result } from "./models.js";
-import { clean, segment, type Transport } from "./transport.js";
+import { clean, Kept, segment, type Transport } from "./transport.js";
 
 export interface RunCodeOptions {
   language?: string;
@@ -11,6 +11,8 @@ export interface RunCodeOptions {
   onStdout?: (text: string) => void;
   onStderr?: (text: string) => void;
   onResult?: (result: Result) => void;
+  /** leaves the code alone, which goes on; {@link Contexts.interrupt} ends it */
+  signal?: AbortSignal;
 }
 
 /** `sandbox.contexts`: interpreters with state of their own, forked with the sandbox. */
@@ -58,15 +60,16 @@ export class Contexts {
       timeout_secs: options.timeout,
     });
     const done = new Execution();
-    for await (const event of this.t.lines("POST", `${this.base}/eval`, { json })) {
+    const kept = { stdout: new Kept(), stderr: new Kept() };
+    for await (const event of this.t.lines("POST", `${this.base}/eval`, { json, signal: options.signal })) {
       const text = (name: string): string => String(event[name] ?? "");
       switch (event["type"]) {
         case "stdout":
-          done.stdout += text("text");
+          kept.stdout.add(text("text"));
           options.onStdout?.(text("text"));
           break;
         case "stderr":
-          done.stderr += text("text");
+          kept.stderr.add(text("text"));
           options.onStderr?.(text("text"));
           break;
         case "result": {
@@ -83,12 +86,15 @@ export class Contexts {
         case "number_of_executions":
           done.executionCount = Number(event["execution_count"] ?? 0);
           break;
-        default:
+        case "unexpected_end_of_execution":
+        case "end_of_execution":
           if (event["type"] === "unexpected_end_of_execution" && !done.error) {
             throw new ConnectionLostError(`the execution broke off: ${text("text")}`);
           }
           done.ms = Number(event["ms"] ?? 0);
           done.exitCode = Number(event["exit_code"] ?? 0) || (done.error ? 1 : 0);
+          done.stdout = String(kept.stdout);
+          done.stderr = String(kept.stderr);
           return done;
       }
     }

@@ -35,13 +35,13 @@ export class Files {
 
   /** A file's bytes. */
   async readBytes(path: string, options: As = {}): Promise<Uint8Array> {
-    const reply = await this.t.send("GET", this.#base, { params: { path, user: options.user } });
-    return new Uint8Array(await reply.arrayBuffer());
+    return this.t.bytes("GET", this.#base, { params: { path, user: options.user } });
   }
 
   /** A file's bytes in pieces, for what does not fit into memory. */
-  async *open(path: string, options: As = {}): AsyncGenerator<Uint8Array, void> {
-    const reply = await this.t.stream("GET", this.#base, { params: { path, user: options.user } });
+  async *open(path: string, options: As & { signal?: AbortSignal } = {}): AsyncGenerator<Uint8Array, void> {
+    const { user, signal } = options;
+    const reply = await this.t.stream("GET", this.#base, { params: { path, user }, signal });
     if (reply.body) yield* pieces(reply.body, path);
   }
 
@@ -62,29 +62,14 @@ export class Files {
 
   /** Writes a file of this machine into the sandbox, in pieces. Not in browsers. */
   async upload(local: string, path: string, options: WriteOptions = {}): Promise<FileInfo> {
-    const { createReadStream } = await import("node:fs");
-    return this.write(path, createReadStream(local), options);
+    const { fileOf } = await import("./node.js");
+    return this.write(path, await fileOf(local), options);
   }
 
   /** Writes a file of the sandbox to this machine, in pieces; returns its size in bytes. Not in browsers. */
   async download(path: string, local: string, options: As = {}): Promise<number> {
-    const { open, rename, rm } = await import("node:fs/promises");
-    const part = `${local}.part`;
-    let size = 0;
-    const file = await open(part, "w");
-    try {
-      for await (const piece of this.open(path, options)) {
-        await file.writeFile(piece);
-        size += piece.length;
-      }
-      await file.close();
-      await rename(part, local);
-    } catch (e) {
-      await file.close().catch(() => {});
-      await rm(part, { force: true });
-      throw e;
-    }
-    return size;
+    const { replace } = await import("./node.js");
+    return replace(local, this.open(path, options));
   }
 
   /** Describes a file. */
@@ -128,11 +113,11 @@ export class Files {
 
   /**
    * Changes in a directory from now on: when this returns it is being watched. The loop ends when the directory is
-   * removed, and throws {@link ExhaustedError} when events were lost; leaving it ends the watch.
+   * removed, and throws {@link ExhaustedError} when events were lost; leaving it, or `return()`, ends the watch.
    */
   async watch(
     path: string,
-    options: As & { recursive?: boolean; entries?: boolean } = {},
+    options: As & { recursive?: boolean; entries?: boolean; signal?: AbortSignal } = {},
   ): Promise<AsyncGenerator<FileEvent, void>> {
     const params = {
       path,
@@ -140,15 +125,45 @@ export class Files {
       recursive: options.recursive ? "true" : undefined,
       entries: options.entries ? "true" : undefined,
     };
-    const lines = this.t.lines("GET", `${this.#base}/watch`, { params });
+    const leave = new AbortController();
+    const signal = options.signal ? AbortSignal.any([leave.signal, options.signal]) : leave.signal;
+    const lines = this.t.lines("GET", `${this.#base}/watch`, { params, signal });
     await lines.next(); // it says that it has begun
-    return changes(lines);
+    return changes(lines, leave);
   }
 }
 
-async function* changes(lines: AsyncGenerator<Record<string, any>, void>): AsyncGenerator<FileEvent, void> {
-  for await (const line of lines) {
-    if (line["error"]) throw refusal(0, line["error"], "watch");
-    yield load<FileEvent>(line);
-  }
+/** What is not begun, or waits, can be ended as well: a generator's return would wait for its next event. */
+function changes(lines: AsyncGenerator<Record<string, any>, void>, leave: AbortController): AsyncGenerator<FileEvent, void> {
+  const done = { done: true as const, value: undefined };
+  const end = async (): Promise<typeof done> => {
+    leave.abort();
+    await lines.return().catch(() => {});
+    return done;
+  };
+  return {
+    async next() {
+      try {
+        const { done: over, value } = await lines.next();
+        if (over) return done;
+        if (value["error"]) throw refusal(0, value["error"], "watch");
+        return { done: false, value: load<FileEvent>(value) };
+      } catch (e) {
+        if (leave.signal.aborted) return done;
+        await end();
+        throw e;
+      }
+    },
+    return: end,
+    async throw(e) {
+      await end();
+      throw e;
+    },
+    [Symbol.asyncIterator]() {
+      return this;
+    },
+    async [Symbol.asyncDispose]() {
+      await end();
+    },
+  };
 }

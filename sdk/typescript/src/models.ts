@@ -32,6 +32,10 @@ export interface SandboxInfo extends Model {
   latestBranch?: string;
   workspace?: string;
   warnings?: string[];
+  /** how long it waited for its turn */
+  waitedMs?: number;
+  /** docs/api.md: Egress */
+  egress?: Record<string, unknown>;
 }
 
 /** A frozen machine. Sizes are bytes. */
@@ -59,6 +63,9 @@ export interface SnapshotInfo extends Model {
   pauseMs?: number;
   progress?: number;
   error?: string;
+  chainDepth?: number;
+  ancestors?: string[];
+  dependents?: string[];
 }
 
 /** A bootable root file system. Sizes are bytes. */
@@ -111,6 +118,7 @@ export interface ProcessInfo extends Model {
   command: string;
   args?: string[];
   tag?: string;
+  env?: Record<string, string>;
   cwd?: string;
   user?: string;
   tty?: boolean;

@@ -1,11 +1,12 @@
 // What needs Node's modules: unix sockets, pinned keys, starting a daemon. Loaded only where they are there.
 import { Buffer } from "node:buffer";
 import { execFile } from "node:child_process";
-import { createHash } from "node:crypto";
-import { constants, openSync, readFileSync } from "node:fs";
+import { createHash, randomUUID } from "node:crypto";
+import { constants, createReadStream, openSync, readFileSync } from "node:fs";
+import { chmod, open, realpath, rename, rm, stat } from "node:fs/promises";
 import * as http from "node:http";
 import * as https from "node:https";
-import { basename, dirname } from "node:path";
+import { basename, dirname, join } from "node:path";
 import { Readable } from "node:stream";
 import type { ReadableStream as NodeWebStream } from "node:stream/web";
 import { pipeline } from "node:stream/promises";
@@ -24,7 +25,9 @@ export class NodeHTTP {
 
   constructor(readonly target: Target) {
     const secure = !target.socket && target.url.startsWith("https:");
-    this.#agent = secure ? new https.Agent({ keepAlive: true }) : new http.Agent({ keepAlive: true });
+    // Idle connections end before the daemon ends them, in the middle of a request perhaps.
+    const kept = { keepAlive: true, timeout: 60_000 };
+    this.#agent = secure ? new https.Agent(kept) : new http.Agent(kept);
     this.options = target.socket ? { socketPath: reachable(target.socket) } : {};
     if (!secure) return;
     if (target.fingerprint) this.options = pinned(target);
@@ -135,4 +138,33 @@ export function start(target: Target): Promise<void> {
       reject(new NoDaemonError(`no daemon answers, and ${why}`));
     });
   });
+}
+
+/** A file of this machine, in pieces. One that is not there is told before anything is sent. */
+export async function fileOf(path: string): Promise<AsyncIterable<Uint8Array>> {
+  await stat(path);
+  return createReadStream(path, { highWaterMark: 1 << 18 });
+}
+
+/** Writes a file of this machine, which takes its place when it is complete; returns its size in bytes. */
+export async function replace(path: string, content: AsyncIterable<Uint8Array>): Promise<number> {
+  const target = await realpath(path).catch(() => path); // what a link names, and not the link
+  const mode = (await stat(target).catch(() => undefined))?.mode;
+  const part = join(dirname(target), `.${basename(target)}.${randomUUID().slice(0, 8)}`);
+  let size = 0;
+  const file = await open(part, "wx");
+  try {
+    for await (const piece of content) {
+      await file.writeFile(piece);
+      size += piece.length;
+    }
+    await file.close();
+    if (mode !== undefined) await chmod(part, mode & 0o7777);
+    await rename(part, target);
+  } catch (e) {
+    await file.close().catch(() => {});
+    await rm(part, { force: true });
+    throw e;
+  }
+  return size;
 }

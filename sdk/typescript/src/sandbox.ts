@@ -97,7 +97,7 @@ export class Sandbox {
     const json = { snapshot_tag: snapshot, n, ...options.more, ...wishes(options) };
     const once = options.idempotencyKey ?? true;
     const made = await client.transport.request<Raw[]>("POST", "/v1/sandboxes", { json, once });
-    return made.map((s) => new Sandbox(client, load(s)));
+    return made.filter((s) => !s["error"]).map((s) => new Sandbox(client, load(s)));
   }
 
   /** Forks one, calls `use` with it and kills it. */
@@ -219,7 +219,7 @@ export class Sandbox {
 
   /** The newest part of its console. */
   async logs(): Promise<string> {
-    return (await this.client.transport.send("GET", `${this.#base}/logs`)).text();
+    return new TextDecoder().decode(await this.client.transport.bytes("GET", `${this.#base}/logs`));
   }
 
   /** What it uses by its own accounting (docs/api.md: Metrics). */

@@ -5,17 +5,26 @@ import { WebSocket } from "ws";
 
 import type { Target } from "./config.js";
 import { ConnectionLostError, NoDaemonError, refusal } from "./errors.js";
-import { Mailbox, parsed, type Socket } from "./transport.js";
+import { left, Mailbox, parsed, type Socket } from "./transport.js";
 
 const most = 64; // messages that wait here before the daemon must
+const mostWaiting = 64 << 20; // bytes, where it cannot be made to
+const closeTimeout = 1000; // ms
 
 export class NodeSocket implements Socket {
   readonly #mail = new Mailbox();
+  #closed = false;
 
   private constructor(readonly ws: WebSocket) {
     ws.on("message", (data: Buffer, binary) => {
-      this.#mail.put(binary ? new Uint8Array(data) : data.toString());
-      if (this.#mail.size >= most) ws.pause();
+      if (this.#closed) return;
+      try {
+        this.#mail.put(binary ? new Uint8Array(data) : data.toString());
+      } catch (e) {
+        this.#mail.end(e as Error);
+        ws.terminate();
+      }
+      if (this.#mail.size >= most) this.#hold();
     });
     ws.on("close", () => this.#mail.end());
   }
@@ -50,6 +59,13 @@ export class NodeSocket implements Socket {
     });
   }
 
+  #hold(): void {
+    if (typeof this.ws.pause === "function") return this.ws.pause();
+    if (this.#mail.bytes <= mostWaiting) return; // Bun's has no pause.
+    this.#mail.end(new ConnectionLostError("output came faster than it was read, and was left; attach to the process to go on"));
+    this.close();
+  }
+
   async receive(): Promise<Uint8Array | Record<string, any> | null> {
     const message = await this.#mail.take();
     if (this.ws.isPaused && this.#mail.size === 0) this.ws.resume();
@@ -57,6 +73,7 @@ export class NodeSocket implements Socket {
   }
 
   send(message: unknown): void {
+    if (this.ws.readyState !== WebSocket.OPEN) throw left();
     this.ws.send(JSON.stringify(message));
   }
 
@@ -67,7 +84,13 @@ export class NodeSocket implements Socket {
   }
 
   close(): void {
-    this.ws.resume();
+    if (this.#closed) return;
+    this.#closed = true;
+    if (this.ws.isPaused) this.ws.resume();
     this.ws.close();
+    // Whoever does not take our input, as the process does not, does not take a goodbye either.
+    const late = setTimeout(() => this.ws.terminate(), closeTimeout);
+    late.unref?.();
+    this.ws.once("close", () => clearTimeout(late));
   }
 }

@@ -15,6 +15,28 @@ export interface RequestOptions {
   signal?: AbortSignal;
 }
 
+const longestLine = 256 << 20; // of a stream: more than anything that the daemon says at once
+const mostWaiting = 64 << 20; // bytes for who does not read, where the daemon cannot be held back
+const mostKept = 16 << 20; // bytes
+
+/** The beginning of a text that comes in pieces: as much as the daemon keeps where it answers in one. */
+export class Kept {
+  #pieces: string[] = [];
+  #room = mostKept;
+
+  add(text: string): void {
+    if (this.#room <= 0 || !text) return;
+    const bytes = new TextEncoder().encode(text);
+    if (bytes.length <= this.#room) this.#pieces.push(text);
+    else this.#pieces.push(new TextDecoder().decode(bytes.subarray(0, this.#room), { stream: true }));
+    this.#room -= bytes.length;
+  }
+
+  toString(): string {
+    return this.#pieces.join("");
+  }
+}
+
 /** The fetch that is used where there is no Node. */
 export type Fetch = (url: string, init: RequestInit) => Promise<Response>;
 
@@ -40,29 +62,25 @@ export class Transport {
 
   /** One request, and the reply's object; undefined if it has none. */
   async request<T = any>(method: string, path: string, options: RequestOptions = {}): Promise<T> {
-    const reply = await this.send(method, path, options);
-    const text = await whole(reply, path);
-    if (!text) return undefined as T;
-    try {
-      return JSON.parse(text) as T;
-    } catch (e) {
-      throw new ConnectionLostError(`${path}: the daemon's reply is no JSON: ${text.slice(0, 200)}`, { cause: e });
-    }
+    const text = await this.#timed(method, path, options, (reply) => reply.text());
+    return (text ? object(text, path) : undefined) as T;
   }
 
-  /** As {@link request}, but the reply itself, to be read within the time. */
-  async send(method: string, path: string, options: RequestOptions = {}): Promise<Response> {
+  /** As {@link request}, but what the reply has, whatever that is. */
+  async bytes(method: string, path: string, options: RequestOptions = {}): Promise<Uint8Array> {
+    return this.#timed(method, path, options, async (reply) => new Uint8Array(await reply.arrayBuffer()));
+  }
+
+  #timed<T>(method: string, path: string, options: RequestOptions, read: (reply: Response) => Promise<T>): Promise<T> {
     const seconds = options.timeout ?? this.timeout;
     const clock = AbortSignal.timeout(Math.min(seconds * 1000, 2 ** 31 - 1));
-    return this.#send(method, path, {
-      ...options,
-      signal: options.signal ? AbortSignal.any([clock, options.signal]) : clock,
-    });
+    const signal = options.signal ? AbortSignal.any([clock, options.signal]) : clock;
+    return this.#send(method, path, { ...options, signal }, read);
   }
 
   /** A reply that is read as it comes, however long that takes. */
   async stream(method: string, path: string, options: RequestOptions = {}): Promise<Response> {
-    return this.#send(method, path, options);
+    return this.#send(method, path, options, (reply) => Promise.resolve(reply));
   }
 
   /** The objects of a reply that has one a line. Leaving the loop ends the request. */
@@ -74,21 +92,34 @@ export class Transport {
       const reply = await this.stream(method, path, { ...options, headers, signal });
       if (!reply.body) return;
       const decoder = new TextDecoder();
-      let rest = "";
+      let begun: string[] = []; // pieces of a line whose end has not come
+      let size = 0;
       for await (const piece of pieces(reply.body, path)) {
-        const parts = (rest + decoder.decode(piece, { stream: true })).split("\n");
-        rest = parts.pop() ?? "";
-        for (const line of parts) if (line) yield JSON.parse(line) as Record<string, any>;
+        const [first = "", ...others] = decoder.decode(piece, { stream: true }).split("\n");
+        begun.push(first);
+        size += first.length;
+        if (size > longestLine) throw new ConnectionLostError(`${path}: the daemon's reply has no end of line in ${size} characters`);
+        for (const other of others) {
+          const line = begun.join("");
+          if (line) yield object(line, path) as Record<string, any>;
+          begun = [other];
+          size = other.length;
+        }
       }
     } finally {
       leave.abort();
     }
   }
 
-  async #send(method: string, path: string, options: RequestOptions): Promise<Response> {
+  async #send<T>(
+    method: string,
+    path: string,
+    options: RequestOptions,
+    read: (reply: Response) => Promise<T>,
+  ): Promise<T> {
     const headers: Record<string, string> = { ...options.headers };
     if (this.target.token) headers["Authorization"] = `Bearer ${this.target.token}`;
-    if (options.once) headers["Idempotency-Key"] = options.once === true ? crypto.randomUUID() : options.once;
+    if (options.once) headers["Idempotency-Key"] = options.once === true ? key() : options.once;
     let body = options.body;
     if (options.json !== undefined) {
       headers["Content-Type"] = "application/json";
@@ -100,9 +131,10 @@ export class Transport {
     const full = query.size > 0 ? `${path}?${query}` : path;
     let again = options.once || method === "GET" || method === "HEAD" ? 2 : 0;
     for (;;) {
-      let reply: Response;
       try {
-        reply = await this.#fetch(full, { method, headers, body: body as BodyInit, signal: options.signal ?? null });
+        const reply = await this.#fetch(full, { method, headers, body: body as BodyInit, signal: options.signal ?? null });
+        if (!reply.ok) throw refusal(reply.status, parsed(await reply.text()), path);
+        return await read(reply);
       } catch (e) {
         if (options.signal?.aborted && (options.signal.reason as Error)?.name !== "TimeoutError") throw e;
         if (e instanceof NoDaemonError && (await this.#start())) continue;
@@ -112,16 +144,13 @@ export class Transport {
         const why = timedOut ? "the daemon did not answer in time" : `the connection broke: ${(e as Error).message}`;
         throw new ConnectionLostError(`${path}: ${why}`, { cause: e });
       }
-      if (reply.ok) return reply;
-      throw refusal(reply.status, parsed(await reply.text()), path);
     }
   }
 
   async #fetch(path: string, init: RequestInit): Promise<Response> {
     if (this.#node) return (await this.#node).fetch(path, init);
     const call = this.fetch ?? ((url: string, i: RequestInit) => fetch(url, i));
-    const streamed = init.body && typeof init.body === "object" && Symbol.asyncIterator in init.body;
-    return call(this.target.url + path, streamed ? ({ ...init, duplex: "half" } as RequestInit) : init);
+    return call(this.target.url + path, { ...init, body: await sendable(init.body) });
   }
 
   async #start(): Promise<boolean> {
@@ -141,6 +170,13 @@ export class Transport {
   }
 }
 
+const mostBuffered = 1 << 20; // bytes of input that wait to be sent
+
+/** What is said to a process that does not listen. */
+export function left(): ConnectionLostError {
+  return new ConnectionLostError("nobody listens: the process has ended, or it was left; attach to it to go on");
+}
+
 /** One WebSocket: messages are bytes or objects. */
 export interface Socket {
   /** The next message, or null after the last. */
@@ -155,11 +191,17 @@ export class Mailbox {
   readonly #waiting: (Uint8Array | Record<string, any>)[] = [];
   #wake: (() => void) | undefined;
   #ended = false;
+  #bytes = 0;
   #error: Error | undefined;
 
   put(data: string | Uint8Array): void {
-    this.#waiting.push(typeof data === "string" ? (JSON.parse(data) as Record<string, any>) : data);
+    this.#waiting.push(typeof data === "string" ? (object(data, "exec") as Record<string, any>) : data);
+    this.#bytes += data.length;
     this.#wake?.();
+  }
+
+  get bytes(): number {
+    return this.#bytes;
   }
 
   end(error?: Error): void {
@@ -178,18 +220,27 @@ export class Mailbox {
       if (this.#ended) return null;
       await new Promise<void>((resolve) => (this.#wake = resolve));
     }
-    return this.#waiting.shift()!;
+    const message = this.#waiting.shift()!;
+    if (message instanceof Uint8Array) this.#bytes -= message.length;
+    if (this.#waiting.length === 0) this.#bytes = 0;
+    return message;
   }
 }
 
 /** The platform's own. It cannot hold the daemon back. */
 class BrowserSocket implements Socket {
   readonly #mail = new Mailbox();
+  #closed = false;
 
   private constructor(readonly ws: WebSocket) {
     ws.binaryType = "arraybuffer";
-    ws.onmessage = (m: MessageEvent<string | ArrayBuffer>) =>
+    ws.onmessage = (m: MessageEvent<string | ArrayBuffer>) => {
+      if (this.#closed) return;
       this.#mail.put(typeof m.data === "string" ? m.data : new Uint8Array(m.data));
+      if (this.#mail.bytes <= mostWaiting) return;
+      this.#mail.end(new ConnectionLostError("output came faster than it was read, and was left; attach to the process to go on"));
+      this.close();
+    };
     ws.onclose = () => this.#mail.end();
   }
 
@@ -208,15 +259,21 @@ class BrowserSocket implements Socket {
   }
 
   send(message: unknown): void {
+    if (this.ws.readyState !== WebSocket.OPEN) throw left();
     this.ws.send(JSON.stringify(message));
   }
 
-  sendBytes(data: Uint8Array): Promise<void> {
+  async sendBytes(data: Uint8Array): Promise<void> {
+    for (;;) {
+      if (this.ws.readyState !== WebSocket.OPEN) throw left();
+      if (this.ws.bufferedAmount < mostBuffered) break;
+      await new Promise((resolve) => setTimeout(resolve, 20)); // nothing says when there is room again
+    }
     this.ws.send(data);
-    return Promise.resolve();
   }
 
   close(): void {
+    this.#closed = true;
     this.ws.close();
   }
 }
@@ -238,11 +295,25 @@ export async function* pieces(body: ReadableStream<Uint8Array>, path: string): A
   }
 }
 
-async function whole(reply: Response, path: string): Promise<string> {
+/** What any fetch takes: browsers send no streams to who speaks HTTP/1, so those are put together first. */
+async function sendable(body: unknown): Promise<BodyInit | null> {
+  if (body === undefined || body === null) return null;
+  if (typeof body === "string" || body instanceof Uint8Array || body instanceof Blob) return body as BodyInit;
+  const parts: BlobPart[] = [];
+  for await (const piece of body as AsyncIterable<Uint8Array<ArrayBuffer>>) parts.push(piece);
+  return new Blob(parts);
+}
+
+/** A key that nobody else has. Pages of http: lack crypto.randomUUID. */
+function key(): string {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, "0")).join("");
+}
+
+function object(text: string, path: string): unknown {
   try {
-    return await reply.text();
+    return JSON.parse(text) as unknown;
   } catch (e) {
-    throw new ConnectionLostError(`${path}: the connection to the daemon broke: ${(e as Error).message}`, { cause: e });
+    throw new ConnectionLostError(`${path}: the daemon's reply is no JSON: ${text.slice(0, 200)}`, { cause: e });
   }
 }
 
