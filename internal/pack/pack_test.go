@@ -1,11 +1,14 @@
 package pack
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -19,24 +22,26 @@ import (
 
 // home is a layer store with snapshots whose layers are small.
 type home struct {
-	t      *testing.T
+	t      testing.TB
+	dir    string // of layers
 	layers *layer.Store
 	states map[string][]byte
+	pages  int64 // of a root's memory
 }
 
-func newHome(t *testing.T) *home {
+func newHome(t testing.TB) *home {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "layers")
 	s, err := layer.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &home{t: t, layers: s, states: map[string][]byte{}}
+	return &home{t: t, dir: dir, layers: s, states: map[string][]byte{}, pages: 400}
 }
 
 const (
-	testMemory = 8 << 20
-	testDisk   = 16 << 20
+	testMemory = 4 << 20
+	testDisk   = 2 << 20
 )
 
 // write stores a layer of some pages that depend on seed.
@@ -44,7 +49,7 @@ func (h *home) write(pageSize, size int64, parent layer.Digest, seed uint64, pag
 	h.t.Helper()
 	r := rand.New(rand.NewPCG(seed, 1))
 	data := make([]byte, size)
-	for i := 0; i < len(data); i += 16 {
+	for i := 0; i < len(data); i += 32 {
 		binary.LittleEndian.PutUint64(data[i:], r.Uint64()) // it compresses, but not to nothing
 	}
 	info, err := h.layers.Write(h.t.Context(), layer.WriteSpec{
@@ -64,7 +69,7 @@ func hexOf(b []byte) string {
 
 // chain makes a pack's manifest of n snapshots, each standing on the one before it.
 func (h *home) chain(n int) Manifest {
-	base := h.write(diskPage, testDisk, layer.Digest{}, 1, 40)
+	base := h.write(diskPage, testDisk, layer.Digest{}, 1, 4)
 	img := store.Image{
 		FormatVersion: store.FormatVersion, ID: hexOf([]byte("image")), Name: "tiny", Base: "debian:bookworm",
 		Disk: base.Digest, DiskBytes: testDisk, OwnBytes: base.OwnBytes,
@@ -76,7 +81,7 @@ func (h *home) chain(n int) Manifest {
 	var mem, dsk layer.Digest
 	dsk = base.Digest
 	for i := range n {
-		pages := int64(1200)
+		pages := h.pages
 		if i > 0 {
 			pages = 20
 		}
@@ -176,6 +181,58 @@ func TestCarry(t *testing.T) {
 	}
 	if _, err := os.Stat(sink.dir); !os.IsNotExist(err) {
 		t.Errorf("the sink's directory is still there: %v", err)
+	}
+}
+
+// tinyPack is a pack of a few kilobytes.
+func tinyPack(t testing.TB) []byte {
+	t.Helper()
+	h := newHome(t)
+	h.pages = 2
+	var b bytes.Buffer
+	if err := Write(t.Context(), &b, h.collect(h.chain(1))); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// TestFile: what is written is what is read, of the size that was said, by tar's own reader too.
+func TestFile(t *testing.T) {
+	h := newHome(t)
+	src := h.collect(h.chain(3))
+	var b bytes.Buffer
+	if err := Write(t.Context(), &b, src); err != nil {
+		t.Fatal(err)
+	}
+	text, err := src.Manifest().Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := Size(src.Manifest(), text); int64(b.Len()) != want {
+		t.Errorf("%d bytes, %d were announced", b.Len(), want)
+	}
+	p, err := Inspect(t.Context(), bytes.NewReader(b.Bytes()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.Digest() != sha256.Sum256(text) || p.Manifest().Head().Tag != "c" {
+		t.Errorf("pack %s of %s", p.Digest(), p.Manifest().Head().Tag)
+	}
+	names := 0
+	for r := tar.NewReader(bytes.NewReader(b.Bytes())); ; names++ {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h.Typeflag != tar.TypeReg || h.Mode != 0o600 || names == 0 && h.Name != "manifest.json" {
+			t.Errorf("%+v", h)
+		}
+	}
+	if want := len(p.Manifest().Members) + 1; names != want {
+		t.Errorf("%d files for tar, want %d", names, want)
 	}
 }
 
