@@ -23,6 +23,7 @@ type EgressState struct {
 	Flows         int64    `json:"flows"`          // begun, those refused among them
 	FlowsOpen     int      `json:"flows_open"`
 	FlowsRefused  int64    `json:"flows_refused"` // each attempt counts
+	FlowsLost     int64    `json:"flows_lost"`    // of those, attempts of so many kinds that they are not written down one by one
 	FlowsCut      int64    `json:"flows_cut"`     // by a change of policy, or a budget that was spent
 	Questions     int64    `json:"questions"`     // asked of its name server
 	// What is left of the budget, if there is one.
@@ -57,4 +58,5 @@ type Flow struct {
 	Rule          string     `json:"rule,omitempty"`     // that decided
 	Reason        string     `json:"reason,omitempty"`   // why it was refused or cut, or how it failed
 	Attempts      int64      `json:"attempts,omitempty"` // of refused ones that were counted together
+	Lost          int64      `json:"lost,omitempty"`     // how many were not told before this one, because who follows was too slow
 }

@@ -256,6 +256,9 @@ func flowLine(f *api.Flow) string {
 	if f.Attempts > 1 {
 		more = append(more, fmt.Sprintf("%d times", f.Attempts))
 	}
+	if f.Lost > 0 {
+		more = append(more, fmt.Sprintf("%d before it not told", f.Lost))
+	}
 	if f.Protocol != "dns" && (f.Verdict == "allowed" || f.SentBytes+f.ReceivedBytes > 0) {
 		more = append(more, fmt.Sprintf("%s sent, %s received", bytesOf(f.SentBytes), bytesOf(f.ReceivedBytes)))
 	}

@@ -38,6 +38,7 @@ func (m *meters) state() metrics.State {
 	n := f.Network
 	s.NetworkOpen, s.NetworkFlows, s.NetworkRefused, s.NetworkCut, s.NetworkQueries = f.NetworkOpen, n.Flows, n.Refused, n.Cut, n.Questions
 	s.NetworkSent, s.NetworkReceived, s.NetworkFramesDropped, s.NetworkFramesRefused = n.Sent, n.Received, n.FramesDropped, n.FramesRefused
+	s.NetworkLost, s.NetworkMemory, s.NetworkMemoryMax, s.NetworkOpenMax = n.Lost, f.NetworkUse.Held, f.NetworkUse.Memory, f.NetworkUse.Flows
 	for state, n := range f.Sandboxes {
 		s.Sandboxes[string(state)] = n
 	}

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -60,6 +61,9 @@ func (h *Host) attach(s *sandbox, spec *engine.Spec, u *undo.Stack) (done func()
 	policy, spent := s.egress.Clone(), s.netSpent.Sent+s.netSpent.Received
 	s.mu.Unlock()
 	spec.Link, spec.Peer, err = h.cfg.Networks.Attach(s.id, policy, spent)
+	if errors.Is(err, network.ErrFull) {
+		err = fmt.Errorf("%w: %w", ErrExhausted, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("attach network: %w", err)
 	}

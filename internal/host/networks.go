@@ -127,7 +127,7 @@ func (h *Host) carried(s *sandbox, now network.Totals, known bool) network.Total
 // addTotals adds the counters.
 func addTotals(a, b network.Totals) network.Totals {
 	return network.Totals{
-		Talked: a.Talked || b.Talked, Flows: a.Flows + b.Flows, Refused: a.Refused + b.Refused, Cut: a.Cut + b.Cut,
+		Talked: a.Talked || b.Talked, Flows: a.Flows + b.Flows, Refused: a.Refused + b.Refused, Lost: a.Lost + b.Lost, Cut: a.Cut + b.Cut,
 		Questions: a.Questions + b.Questions, Sent: a.Sent + b.Sent, Received: a.Received + b.Received, FramesIn: a.FramesIn + b.FramesIn,
 		FramesOut: a.FramesOut + b.FramesOut, FramesDropped: a.FramesDropped + b.FramesDropped, FramesRefused: a.FramesRefused + b.FramesRefused,
 	}
@@ -136,7 +136,7 @@ func addTotals(a, b network.Totals) network.Totals {
 // subTotals is what has come to b since it was a.
 func subTotals(b, a network.Totals) network.Totals {
 	return network.Totals{
-		Flows: b.Flows - a.Flows, Refused: b.Refused - a.Refused, Cut: b.Cut - a.Cut, Questions: b.Questions - a.Questions,
+		Flows: b.Flows - a.Flows, Refused: b.Refused - a.Refused, Lost: b.Lost - a.Lost, Cut: b.Cut - a.Cut, Questions: b.Questions - a.Questions,
 		Sent: b.Sent - a.Sent, Received: b.Received - a.Received, FramesIn: b.FramesIn - a.FramesIn, FramesOut: b.FramesOut - a.FramesOut,
 		FramesDropped: b.FramesDropped - a.FramesDropped, FramesRefused: b.FramesRefused - a.FramesRefused,
 	}

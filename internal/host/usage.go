@@ -135,6 +135,7 @@ type Figures struct {
 	EventsTold    int64
 	Network       network.Totals // of all sandboxes since the daemon started, those that have ended among them
 	NetworkOpen   int            // flows open now
+	NetworkUse    network.PoolUse
 }
 
 // Figures counts. It takes some ten microseconds a sandbox and holds up nobody.
@@ -173,6 +174,7 @@ func (h *Host) Figures() Figures {
 	h.mu.Unlock()
 	f.Hot, f.HotReserved = h.hot.figures()
 	f.NetworkOpen, f.Network = h.count(all)
+	f.NetworkUse = h.cfg.Networks.State().Use
 	for _, s := range all {
 		v := s.view()
 		f.Sandboxes[v.State]++

@@ -122,7 +122,7 @@ func (s *Server) egress(w http.ResponseWriter, r *http.Request) error {
 func egressState(v host.EgressView) api.EgressState {
 	t := v.Totals
 	out := api.EgressState{
-		Rules: []string{}, SentBytes: t.Sent, ReceivedBytes: t.Received, Flows: t.Flows, FlowsOpen: t.Open, FlowsRefused: t.Refused,
+		Rules: []string{}, SentBytes: t.Sent, ReceivedBytes: t.Received, Flows: t.Flows, FlowsOpen: t.Open, FlowsRefused: t.Refused, FlowsLost: t.Lost,
 		FlowsCut: t.Cut, Questions: t.Questions,
 	}
 	out.Preset = egress.None
@@ -269,10 +269,13 @@ func (s *Server) flows(w http.ResponseWriter, r *http.Request) error {
 	if out.kind == "" {
 		out.kind = jsonLines
 	}
+	var lost int64
 	tell := func(f network.Flow) error {
+		lost += f.Lost
 		if !wanted(&f) {
 			return nil
 		}
+		f.Lost, lost = lost, 0
 		return out.write(strconv.FormatUint(f.ID, 10), "flow", flow(&f))
 	}
 	id := r.PathValue("id")
@@ -357,7 +360,7 @@ func sinceFlow(r *http.Request) (uint64, error) {
 func flow(f *network.Flow) api.Flow {
 	out := api.Flow{
 		ID: f.ID, StartedAt: f.Started.UTC(), Protocol: f.Protocol, Name: f.Name, SentBytes: f.Sent, ReceivedBytes: f.Received,
-		Verdict: f.Verdict, Rule: f.Rule, Reason: f.Reason, Attempts: f.Attempts,
+		Verdict: f.Verdict, Rule: f.Rule, Reason: f.Reason, Attempts: f.Attempts, Lost: f.Lost,
 	}
 	if !f.Ended.IsZero() {
 		out.EndedAt = new(f.Ended.UTC())

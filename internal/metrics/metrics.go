@@ -64,6 +64,9 @@ type State struct {
 	NetworkFlows, NetworkRefused, NetworkCut     int64 // since the daemon started, like the rest
 	NetworkSent, NetworkReceived, NetworkQueries int64 // bytes by the guests, bytes to them, names asked for
 	NetworkFramesDropped, NetworkFramesRefused   int64
+	NetworkLost                                  int64 // refusals that are counted and not written down
+	NetworkMemory, NetworkMemoryMax              int64 // of the process that has all networks
+	NetworkOpenMax                               int   // flows
 }
 
 // Metrics is safe for concurrent use.

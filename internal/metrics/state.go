@@ -38,6 +38,10 @@ const (
 	networkQueries  = "forkd_network_queries_total"
 	networkBytes    = "forkd_network_bytes_total"
 	networkFrames   = "forkd_network_frames_lost_total"
+	networkLost     = "forkd_network_refused_unrecorded_total"
+	networkMemory   = "forkd_network_memory_bytes"
+	networkMemMax   = "forkd_network_memory_limit_bytes"
+	networkOpenMax  = "forkd_network_flows_limit"
 )
 
 func descriptions() map[string]*prometheus.Desc {
@@ -64,6 +68,10 @@ func descriptions() map[string]*prometheus.Desc {
 	add(networkCut, "Open flows that were cut by a change of policy or a budget that was spent.")
 	add(networkQueries, "Names that sandboxes asked for.")
 	add(networkBytes, "Payload that sandboxes sent and received.", "direction")
+	add(networkLost, "Those of them that were too many to be written down one by one.")
+	add(networkMemory, "Memory of the process that has the networks of all sandboxes.")
+	add(networkMemMax, "Memory that those networks may use together.")
+	add(networkOpenMax, "Flows that may be open at once, of all sandboxes.")
 	add(networkFrames, "Frames of sandboxes that went nowhere: dropped beyond a limit, or not theirs to send.", "reason")
 	return all
 }
@@ -100,12 +108,15 @@ func (c *stateCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge(queue, float64(s.Branching), "branch")
 	gauge(queue, float64(s.Building), "build")
 	gauge(networkOpen, float64(s.NetworkOpen))
+	gauge(networkOpenMax, float64(s.NetworkOpenMax))
+	gauge(networkMemory, float64(s.NetworkMemory))
+	gauge(networkMemMax, float64(s.NetworkMemoryMax))
 	counter := func(name string, v int64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(c.descs[name], prometheus.CounterValue, float64(v), labels...)
 	}
 	for name, v := range map[string]int64{
 		eventsTold: s.EventsTold, auditFailures: s.AuditWriteFailure, networkFlows: s.NetworkFlows, networkRefused: s.NetworkRefused,
-		networkCut: s.NetworkCut, networkQueries: s.NetworkQueries,
+		networkCut: s.NetworkCut, networkQueries: s.NetworkQueries, networkLost: s.NetworkLost,
 	} {
 		counter(name, v)
 	}

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"errors"
 	"os"
 
 	"forkd.dev/forkd/internal/network/egress"
@@ -19,4 +20,9 @@ type State struct {
 	PID   int   // 0: none runs
 	Links int   // that it has, or should have
 	Error error // why none runs that should
+	// Use is what all of them share, as it was seen last.
+	Use PoolUse
 }
+
+// ErrFull says that no further machine can have a network.
+var ErrFull = errors.New("too many networks")

@@ -20,7 +20,8 @@ type device struct {
 	link   *socket
 	flows  *flows
 	open   *atomic.Bool
-	frames int // that may wait
+	frames int          // that may wait
+	queued atomic.Int64 // bytes of them
 
 	header4, header6 []byte
 
@@ -58,11 +59,13 @@ func (q queued) release() {
 
 // newDevice makes one; failed is called, with locks held, when nobody is at the other end any more.
 func newDevice(link *socket, n *Network, failed func()) *device {
-	return &device{
+	d := &device{
 		link: link, flows: n.flows, open: &n.open, frames: n.limits.FramesBuffered,
 		header4: n.filter.header(typeIPv4, 0), header6: n.filter.header(typeIPv6, 0), wake: make(chan struct{}, 1), failed: failed,
 		ack: heldAck{delay: ackDelay},
 	}
+	d.queued.Store(maxQueuedBytes)
+	return d
 }
 
 // receive hands a packet of the guest's to the stack.
@@ -121,7 +124,7 @@ func (d *device) sendLocked(q queued) {
 		}
 	}
 	size := q.size()
-	if len(d.queue) >= d.frames || d.bytes+size > maxQueuedBytes {
+	if len(d.queue) >= d.frames || int64(d.bytes+size) > d.queued.Load() {
 		d.flows.framesDropped.Add(1)
 		return
 	}

@@ -36,6 +36,7 @@ type Flow struct {
 	Rule     string         `json:"rule,omitempty"`     // the rule that decided
 	Reason   string         `json:"reason,omitempty"`   // why it was refused or cut, or how it failed
 	Attempts int64          `json:"attempts,omitempty"` // how often, where refused ones were counted together; 0: once
+	Lost     int64          `json:"lost,omitempty"`     // how many were not told before this one, to whom it is told
 }
 
 // Totals are a Network's counters since it was made; they only rise, except Open.
@@ -44,6 +45,7 @@ type Totals struct {
 	Open           int   `json:"open"`            // flows open now
 	Flows          int64 `json:"flows"`           // begun, refused ones among them
 	Refused        int64 `json:"refused"`         // by policy or limit, each attempt counted
+	Lost           int64 `json:"lost"`            // of those, kinds that were too many to be told apart
 	Cut            int64 `json:"cut"`             // by a change of policy or a spent budget
 	Questions      int64 `json:"questions"`       // asked of the name server
 	Sent           int64 `json:"sent"`            // bytes of payload, guest → outside

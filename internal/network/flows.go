@@ -35,6 +35,9 @@ type flow struct {
 	found       *inspect.Finding
 	// cut ends it at once: the guest sees a reset. It may be called often, and by anybody.
 	cut func()
+	// shrink has it keep less; nil: it keeps next to nothing. Guarded by flows.mu, as is how much it keeps.
+	shrink func(buffer int)
+	buffer int
 
 	sent, received atomic.Int64
 }
@@ -52,8 +55,13 @@ type refusal struct {
 	to                     netip.AddrPort
 }
 
-// maxRefusals are the kinds of refusals told apart at a time; the one not seen for longest makes room.
-const maxRefusals = 256
+const (
+	// maxRefusals are the kinds of refusals told apart at a time; the one not seen for longest makes room.
+	maxRefusals = 256
+	// newRefusals are how many kinds that were not there may be told apart a second, after as many as are told apart: a guest
+	// that tries port after port is counted, and not written down attempt by attempt.
+	newRefusals = 16
+)
 
 type refused struct {
 	key  refusal
@@ -73,21 +81,41 @@ type flows struct {
 	budget                                            atomic.Int64 // 0: none
 	broke                                             atomic.Bool  // the budget is spent
 
-	mu       sync.Mutex
-	last     uint64
-	open     map[uint64]*flow
-	ended    []Flow // a ring of limits.Kept
-	next     int    // where in ended the next one goes
-	refusals map[refusal]*list.Element
-	recent   *list.List // of *refused, the latest first
-	totals   Totals     // what is counted under mu
-	bucket   bucket
+	mu            sync.Mutex
+	last          uint64
+	open          map[uint64]*flow
+	ended         ring // of limits.Kept
+	refusedBefore ring // of maxRefusals, so that what a guest is refused does not push out what it did
+	refusals      map[refusal]*list.Element
+	recent        *list.List // of *refused, the latest first
+	totals        Totals     // what is counted under mu
+	bucket        bucket
+	news          bucket  // of kinds of refusals
+	member        *member // nil: it shares with nobody
+}
+
+// ring keeps the last so many.
+type ring struct {
+	size  int
+	flows []Flow
+	next  int
+}
+
+func (r *ring) keep(is Flow) {
+	if len(r.flows) < r.size {
+		r.flows = append(r.flows, is)
+		return
+	}
+	r.flows[r.next] = is
+	r.next = (r.next + 1) % len(r.flows)
 }
 
 func newFlows(limits Limits, spent int64, events func(Flow)) *flows {
 	f := &flows{
 		limits: limits, events: events, open: map[uint64]*flow{}, refusals: map[refusal]*list.Element{}, recent: list.New(),
 		bucket: bucket{rate: float64(limits.FlowsPerSecond), burst: float64(limits.FlowsPerSecond)},
+		news:   bucket{rate: newRefusals, burst: maxRefusals},
+		ended:  ring{size: limits.Kept}, refusedBefore: ring{size: maxRefusals},
 	}
 	f.spent.Store(spent)
 	return f
@@ -122,9 +150,11 @@ func (f *flows) begin(is Flow, to egress.Destination, inspected bool, cut func()
 	case f.broke.Load():
 		is.Reason = f.spentReason()
 	case len(f.open) >= f.limits.Flows:
-		is.Reason = fmt.Sprintf("%d flows are open, which is the limit", len(f.open))
+		is.Reason = fmt.Sprintf("%d flows are open, which is the limit", f.limits.Flows)
 	case !f.bucket.take(now):
 		is.Reason = fmt.Sprintf("more than %d new flows a second", f.limits.FlowsPerSecond)
+	case f.member != nil:
+		is.Reason = f.member.take()
 	}
 	if is.Reason != "" {
 		is.Rule = ""
@@ -168,7 +198,7 @@ func (f *flows) asked(is Flow) {
 	f.last++
 	f.totals.Flows++
 	is.ID, is.Ended = f.last, time.Now()
-	f.keep(is)
+	f.ended.keep(is)
 	f.tell(is)
 }
 
@@ -198,6 +228,12 @@ func (f *flows) refuseLocked(is Flow, now time.Time) {
 		}
 		return
 	}
+	if key.reason != tooManyKinds && !f.news.take(now) {
+		f.totals.Lost++
+		f.totals.Refused-- // It is counted again.
+		f.refuseLocked(Flow{Protocol: is.Protocol, Guest: is.Guest, Reason: tooManyKinds}, now)
+		return
+	}
 	for len(f.refusals) >= maxRefusals {
 		f.forget(f.recent.Back())
 	}
@@ -208,20 +244,14 @@ func (f *flows) refuseLocked(is Flow, now time.Time) {
 	f.tell(is)
 }
 
+// tooManyKinds is what refusals are counted as together that are not told apart.
+const tooManyKinds = "many refusals of ever new kinds, of which each is counted here and not written down"
+
 // forget moves a kind of refusal to what has ended.
 func (f *flows) forget(e *list.Element) {
 	r := f.recent.Remove(e).(*refused) //nolint:forcetypeassert // the list holds nothing else.
 	delete(f.refusals, r.key)
-	f.keep(r.flow)
-}
-
-func (f *flows) keep(is Flow) {
-	if len(f.ended) < f.limits.Kept {
-		f.ended = append(f.ended, is)
-		return
-	}
-	f.ended[f.next] = is
-	f.next = (f.next + 1) % len(f.ended)
+	f.refusedBefore.keep(r.flow)
 }
 
 func (f *flows) tell(is Flow) {
@@ -252,6 +282,9 @@ func (f *flows) end(open *flow, verdict, reason string) {
 		return
 	}
 	delete(f.open, open.ID)
+	if f.member != nil {
+		f.member.give()
+	}
 	if verdict != "" {
 		open.Verdict = verdict
 	}
@@ -267,7 +300,7 @@ func (f *flows) end(open *flow, verdict, reason string) {
 	}
 	open.Ended = time.Now()
 	is := open.snapshot()
-	f.keep(is)
+	f.ended.keep(is)
 	f.tell(is)
 }
 
@@ -335,8 +368,8 @@ func (f *flows) setBudget(bytes int64) {
 func (f *flows) list() []Flow {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	all := make([]Flow, 0, len(f.ended)+len(f.refusals)+len(f.open))
-	all = append(all, f.ended...)
+	all := make([]Flow, 0, len(f.ended.flows)+len(f.refusedBefore.flows)+len(f.refusals)+len(f.open))
+	all = append(append(all, f.ended.flows...), f.refusedBefore.flows...)
 	for e := f.recent.Back(); e != nil; e = e.Prev() {
 		all = append(all, e.Value.(*refused).flow) //nolint:forcetypeassert // the list holds nothing else.
 	}
@@ -346,11 +379,70 @@ func (f *flows) list() []Flow {
 	return all
 }
 
-// many tells whether more are open than can have large buffers each.
-func (f *flows) many() bool {
+// keeps notes how much a flow keeps each way, and how it is made less. It returns how much that may be.
+func (f *flows) keeps(open *flow, shrink func(buffer int)) (buffer int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.open) > tcpMany
+	buffer = tcpBufferMax
+	if len(f.open) > tcpMany {
+		buffer = tcpBufferMany
+	}
+	if f.member != nil {
+		buffer = min(buffer, f.member.buffer())
+	}
+	open.shrink, open.buffer = shrink, buffer
+	return buffer
+}
+
+// queued is how many bytes of frames may wait for the guest.
+func (f *flows) queued() int {
+	f.mu.Lock()
+	m := f.member
+	f.mu.Unlock()
+	if m == nil {
+		return maxQueuedBytes
+	}
+	return m.queued()
+}
+
+// balance makes room for one more flow, where the others keep more than each may have now.
+func (f *flows) balance() {
+	f.mu.Lock()
+	m := f.member
+	f.mu.Unlock()
+	if m == nil {
+		return
+	}
+	if buffer := m.buffer(); buffer < tcpBufferMax {
+		f.shrink(buffer)
+	}
+}
+
+// unshare gives the part of what the process has back.
+func (f *flows) unshare() {
+	f.mu.Lock()
+	m := f.member
+	f.member = nil
+	f.mu.Unlock()
+	if m != nil {
+		m.leave()
+	}
+}
+
+// shrink has every flow keep so much at most.
+func (f *flows) shrink(buffer int) {
+	f.mu.Lock()
+	var larger []*flow
+	for _, open := range f.open {
+		if open.shrink != nil && open.buffer > buffer {
+			open.buffer = buffer
+			larger = append(larger, open)
+		}
+	}
+	f.mu.Unlock()
+	for _, open := range larger {
+		open.shrink(buffer)
+	}
 }
 
 func (f *flows) sums() Totals {

@@ -160,8 +160,7 @@ func TestManyFlowsLeaveNothing(t *testing.T) {
 			}
 		}
 	}
-	time.Sleep(1500 * time.Millisecond) //nolint:forbidigo // TIME_WAIT of both stacks.
-	if left := quiet(); left != "" {
+	if left := quiet(); left != "" { // When TIME_WAIT of both stacks is over.
 		t.Fatal(left)
 	}
 	for done := 0; done < count; done += 500 { // Or the open exchanges of UDP reach the limit.

@@ -39,6 +39,8 @@ type Config struct {
 	Policy egress.Policy
 	Outer  Outer
 	Limits Limits
+	// Pool is what this one shares with the others of the process; nil: it has all it may have.
+	Pool *Pool
 	// Spent are bytes that count against the policy's budget from an earlier life of the same sandbox.
 	Spent int64
 	// Closed: frames are dropped until Open(true).
@@ -56,6 +58,7 @@ type Network struct {
 	flows  *flows
 	pins   *pin.Table
 	pacer  pacer
+	pool   *Pool
 	names  *nameserver.Server
 
 	open atomic.Bool
@@ -66,7 +69,7 @@ type Network struct {
 
 // New makes a Network that does nothing until Run.
 func New(cfg Config) *Network {
-	n := &Network{outer: cfg.Outer, limits: cfg.Limits.withDefaults(), filter: newFilter()}
+	n := &Network{outer: cfg.Outer, limits: cfg.Limits.withDefaults(), filter: newFilter(), pool: cfg.Pool}
 	n.flows = newFlows(n.limits, cfg.Spent, cfg.Events)
 	policy := cfg.Policy.Clone()
 	n.policy.Store(&policy)

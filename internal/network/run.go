@@ -142,6 +142,7 @@ func (r *run) start() error {
 		return err
 	}
 	r.stack = s
+	r.share()
 	s.SetTransportProtocolHandler(tcp.ProtocolNumber, tcp.NewForwarder(s, tcpBuffer, r.limits.Flows, func(request *tcp.ForwarderRequest) {
 		if !r.enter() {
 			request.Complete(true)
@@ -153,6 +154,21 @@ func (r *run) start() error {
 	r.udp = udp.NewForwarder(s, r.udpFlow)
 	s.SetTransportProtocolHandler(udp.ProtocolNumber, r.udp.HandlePacket)
 	return r.serveNames()
+}
+
+// share takes this Network's part of what its process has, from now until end.
+func (r *run) share() {
+	if r.pool == nil {
+		return
+	}
+	m := r.pool.join(func(buffer int) {
+		r.flows.shrink(buffer)
+		r.device.queued.Store(int64(r.flows.queued()))
+	})
+	r.flows.mu.Lock()
+	r.flows.member = m
+	r.flows.mu.Unlock()
+	m.tell()
 }
 
 // enter counts a goroutine that Run must wait for; false: it is too late to begin.
@@ -191,6 +207,7 @@ func (r *run) end() error {
 	if r.stack != nil {
 		r.stack.Wait()
 	}
+	r.flows.unshare()
 	return r.device.end()
 }
 
@@ -214,6 +231,7 @@ func (n *Network) admit(is Flow, cut func()) (open *flow, inspect bool) {
 	if open = n.flows.begin(is, destination, v.Inspect, cut); open == nil {
 		return nil, false
 	}
+	n.flows.balance()
 	// A policy that came meanwhile has not seen this flow when it cut others.
 	if now := n.policy.Load(); now != policy {
 		n.flows.cut(func(f *flow) string {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,6 +26,8 @@ const (
 	dialTimeout = 30 * time.Second
 	// chunk is what is moved at once.
 	chunk = 128 << 10
+	// smallChunk is, where there is little memory.
+	smallChunk = 16 << 10
 )
 
 var errGuestReset = errors.New("the guest reset the connection")
@@ -156,11 +159,13 @@ func (c *conversation) answer(request *tcp.ForwarderRequest) (*guestEnd, error) 
 		return nil, errors.New("the guest did not complete its handshake: " + err.String())
 	}
 	ep.SocketOptions().SetDelayOption(false)
-	if c.flows.many() {
-		ep.SocketOptions().SetReceiveBufferSize(tcpBufferMany, true)
-		ep.SocketOptions().SetSendBufferSize(tcpBufferMany, true)
+	guest := newGuestEnd(ep, &queue)
+	if c.flow == nil { // The name server's own.
+		guest.shrink(tcpBufferMany)
+	} else if buffer := c.flows.keeps(c.flow, guest.shrink); buffer < tcpBufferMax {
+		guest.shrink(buffer)
 	}
-	return newGuestEnd(ep, &queue), nil
+	return guest, nil
 }
 
 func (c *conversation) relay() (verdict, reason string) {
@@ -264,6 +269,7 @@ func (c *conversation) closeOuter() error {
 // down moves bytes from the outside to the guest.
 func (c *conversation) down() error {
 	from := newSource(c.outer)
+	from.small = &c.guest.small
 	for {
 		buf, n, err := from.read()
 		if n > 0 {
@@ -306,10 +312,24 @@ func plain(err error) string {
 }
 
 // Buffers are taken where there is something to move, and not kept while a connection waits.
-var chunks = sync.Pool{New: func() any { b := make([]byte, chunk); return &b }} //nolint:gochecknoglobals // a pool is one per process or none.
+var (
+	chunks      = sync.Pool{New: func() any { b := make([]byte, chunk); return &b }}      //nolint:gochecknoglobals // a pool is one per process or none.
+	smallChunks = sync.Pool{New: func() any { b := make([]byte, smallChunk); return &b }} //nolint:gochecknoglobals // likewise.
+)
+
+func take(small bool) *[]byte {
+	if small {
+		return smallChunks.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else.
+	}
+	return chunks.Get().(*[]byte) //nolint:forcetypeassert // likewise.
+}
 
 func release(buf *[]byte) {
-	if buf != nil {
+	switch {
+	case buf == nil:
+	case len(*buf) == smallChunk:
+		smallChunks.Put(buf)
+	default:
 		chunks.Put(buf)
 	}
 }
@@ -321,6 +341,7 @@ type guestEnd struct {
 	reading, writing   waiter.Entry
 	readable, writable chan struct{}
 	closing            sync.Once
+	small              atomic.Bool // It keeps little: what is in hand is to be little, too.
 }
 
 func newGuestEnd(ep tcpip.Endpoint, queue *waiter.Queue) *guestEnd {
@@ -331,6 +352,13 @@ func newGuestEnd(ep tcpip.Endpoint, queue *waiter.Queue) *guestEnd {
 	queue.EventRegister(&g.reading)
 	queue.EventRegister(&g.writing)
 	return g
+}
+
+// shrink has it keep so many bytes each way at most, as far as it has not promised more already.
+func (g *guestEnd) shrink(buffer int) {
+	g.ep.SocketOptions().SetReceiveBufferSize(int64(buffer), true)
+	g.ep.SocketOptions().SetSendBufferSize(int64(buffer), true)
+	g.small.Store(buffer < chunk)
 }
 
 func (g *guestEnd) close() {
@@ -374,7 +402,7 @@ func (g *guestEnd) read(ctx context.Context, patience time.Duration) (*[]byte, i
 		late = timer.C
 	}
 	for {
-		buf := chunks.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else.
+		buf := take(g.small.Load())
 		w := tcpip.SliceWriter(*buf)
 		result, err := g.ep.Read(&w, tcpip.ReadOptions{})
 		if err == nil {
@@ -457,6 +485,7 @@ type source struct {
 	raw  syscall.RawConn // nil: the connection is no socket
 	// datagrams: one of no bytes is no end.
 	datagrams bool
+	small     *atomic.Bool // nil: never
 }
 
 func newSource(conn net.Conn) *source {
@@ -473,12 +502,12 @@ func newSource(conn net.Conn) *source {
 
 func (s *source) read() (buf *[]byte, n int, err error) {
 	if s.raw == nil {
-		buf = chunks.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else.
+		buf = take(s.small != nil && s.small.Load())
 		n, err = s.conn.Read(*buf)
 		return buf, n, err
 	}
 	wait := s.raw.Read(func(fd uintptr) bool {
-		buf = chunks.Get().(*[]byte) //nolint:forcetypeassert // the pool holds nothing else.
+		buf = take(s.small != nil && s.small.Load())
 		n, err = readNow(fd, *buf)
 		if errors.Is(err, unix.EAGAIN) {
 			release(buf)

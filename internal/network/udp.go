@@ -20,6 +20,8 @@ import (
 const (
 	// udpIdle is how long an exchange may be silent before it is over.
 	udpIdle = 60 * time.Second
+	// maxDatagram is the longest.
+	maxDatagram = 64 << 10
 )
 
 func (n *Network) isGateway(addr netip.Addr) bool {
@@ -51,7 +53,15 @@ func (r *run) udpFlow(request *udp.ForwarderRequest) bool {
 		r.flows.end(open, "", "towards the guest: "+err.String())
 		return false
 	}
-	e := &exchange{run: r, flow: open, guest: newGuestEnd(ep, &queue), idle: udpIdle, byName: byName}
+	guest := newGuestEnd(ep, &queue)
+	// A datagram is never cut, so what is in hand stays as it is.
+	shrink := func(buffer int) {
+		guest.ep.SocketOptions().SetReceiveBufferSize(int64(max(buffer, 2*maxDatagram)), true)
+	}
+	if buffer := r.flows.keeps(open, shrink); buffer < tcpBufferMax {
+		shrink(buffer)
+	}
+	e := &exchange{run: r, flow: open, guest: guest, idle: udpIdle, byName: byName}
 	if !r.spawn(func() {
 		defer cancel()
 		err := e.hold(ctx)

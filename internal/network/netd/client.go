@@ -71,10 +71,12 @@ type Client struct {
 
 	pingEvery, pingLimit time.Duration
 	protocol             int // of processes that it understands
+	maxLinks             int // that a process can have
 
 	mu       sync.Mutex
 	links    map[string]*held
-	conn     *conn         // nil: there is none
+	conn     *conn // nil: there is none
+	use      network.PoolUse
 	changed  chan struct{} // closed when conn changes, and replaced
 	why      error         // there is none
 	watchers map[string]map[*watcher]bool
@@ -87,7 +89,7 @@ type Client struct {
 func New(ctx context.Context, cfg Config) *Client {
 	c := &Client{
 		cfg: cfg, links: map[string]*held{}, changed: make(chan struct{}),
-		watchers: map[string]map[*watcher]bool{}, pingEvery: pingEvery, pingLimit: pingLimit, protocol: protocol,
+		watchers: map[string]map[*watcher]bool{}, pingEvery: pingEvery, pingLimit: pingLimit, protocol: protocol, maxLinks: linksOf(maxFilesOf()),
 	}
 	c.life, c.die = context.WithCancel(context.WithoutCancel(ctx))
 	return c
@@ -96,6 +98,9 @@ func New(ctx context.Context, cfg Config) *Client {
 // Attach makes a link for a machine and returns both ends, the machine's and a copy of the other, for the caller to close. It
 // waits for nobody.
 func (c *Client) Attach(id string, policy egress.Policy, spent int64) (machine, peer *os.File, err error) {
+	if err := c.room(id); err != nil {
+		return nil, nil, err
+	}
 	ours, machine, err := pair()
 	if err != nil {
 		return nil, nil, err
@@ -120,6 +125,29 @@ func (c *Client) Attach(id string, policy egress.Policy, spent int64) (machine, 
 	}
 	c.wake()
 	return machine, peer, nil
+}
+
+// filesEach is how many files the process has open for a link: it, its own copy, and two that tell of its events.
+const filesEach = 4
+
+// linksOf is how many links a process of so many files can have: half of them are for flows.
+func linksOf(files uint64) int {
+	if files == 0 {
+		return 1 << 20
+	}
+	return int(max(1, (min(files, 1<<24)/2-min(files/4, 64))/filesEach)) //nolint:gosec // bounded.
+}
+
+// room says whether the process can have one more link. One that got more than it can hold would lose some, and its
+// connection with them, again and again.
+func (c *Client) room(id string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.links) < c.maxLinks || c.links[id] != nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %d machines have one, and the process that has them may open %d files; for more raise the limit of open "+
+		"files (LimitNOFILE= of the service, or ulimit -Hn) and start the daemon again", network.ErrFull, len(c.links), maxFilesOf())
 }
 
 // attach is the request that hands a link over.
@@ -338,8 +366,12 @@ func (c *Client) look(ctx context.Context, conn *conn) (map[string]network.Total
 	}
 	c.mu.Unlock()
 	told := map[string]bool{}
+	var use network.PoolUse
 	err := conn.ask(ctx, &request{Op: opTotals}, func(r *reply, files []*os.File) {
 		closeAll(files)
+		if r.Use != nil {
+			use = *r.Use
+		}
 		for id, t := range r.Totals {
 			if _, known := now[id]; known {
 				now[id], told[id] = t, true
@@ -352,6 +384,7 @@ func (c *Client) look(ctx context.Context, conn *conn) (map[string]network.Total
 	maps.DeleteFunc(now, func(id string, _ network.Totals) bool { return !told[id] })
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.use = use
 	for id, t := range now {
 		if h := c.links[id]; h != nil && c.conn == conn {
 			h.last = t
@@ -364,7 +397,7 @@ func (c *Client) look(ctx context.Context, conn *conn) (map[string]network.Total
 func (c *Client) State() network.State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := network.State{Links: len(c.links), Error: c.why}
+	s := network.State{Links: len(c.links), Error: c.why, Use: c.use}
 	if c.conn != nil && !isClosed(c.conn.closed) {
 		s.PID, s.Error = c.conn.pid, nil
 	}
@@ -376,6 +409,7 @@ type watcher struct {
 	flows chan network.Flow
 	over  chan struct{}
 	once  sync.Once
+	lost  int64 // flows that it was not told since one was, guarded by the client's mu
 }
 
 func (w *watcher) end() { w.once.Do(func() { close(w.over) }) }
@@ -442,9 +476,13 @@ func (c *Client) told(r *reply) {
 	}
 	flow := fit(*r.Flow)
 	for w := range c.watchers[r.ID] {
+		f := flow
+		f.Lost += w.lost
 		select {
-		case w.flows <- flow:
+		case w.flows <- f:
+			w.lost = 0
 		default:
+			w.lost = f.Lost + 1
 		}
 	}
 }

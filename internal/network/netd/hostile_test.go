@@ -196,3 +196,67 @@ func TestToldFirst(t *testing.T) {
 		t.Error("the new process can be asked before")
 	}
 }
+
+// TestRoom: a process gets no more links than it can hold, and who asks for one more is told what to do.
+func TestRoom(t *testing.T) {
+	c := New(t.Context(), Config{Log: slog.New(slog.DiscardHandler)})
+	c.conn, c.tended, c.maxLinks = nil, true, 2 // Nothing is started.
+	one := func(id string) error {
+		machine, peer, err := c.Attach(id, egress.Policy{}, 0)
+		if err == nil {
+			closeAll([]*os.File{machine, peer})
+		}
+		return err
+	}
+	for _, id := range []string{"sb1", "sb2"} {
+		if err := one(id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := one("sb3"); !errors.Is(err, network.ErrFull) || !strings.Contains(err.Error(), "LimitNOFILE") {
+		t.Errorf("one more than there is room for: %v", err)
+	}
+	c.Detach("sb1")
+	if err := one("sb3"); err != nil {
+		t.Errorf("there is room again: %v", err)
+	}
+	for _, id := range []string{"sb2", "sb3"} {
+		c.Detach(id)
+	}
+	for files, want := range map[uint64]int{0: 1 << 20, 8: 1, 1024: 112, 4096: 496, 1 << 20: 131056} {
+		if got := linksOf(files); got != want {
+			t.Errorf("%d files: %d links, want %d", files, got, want)
+		}
+	}
+}
+
+// TestLostFlows: who follows flows too slowly is told how many were not told.
+func TestLostFlows(t *testing.T) {
+	c := New(t.Context(), Config{Log: slog.New(slog.DiscardHandler)})
+	c.links["sb1"] = &held{}
+	w := &watcher{flows: make(chan network.Flow, 1), over: make(chan struct{})}
+	c.watchers["sb1"] = map[*watcher]bool{w: true}
+	for id := range uint64(5) {
+		c.told(&reply{ID: "sb1", Flow: &network.Flow{ID: id + 1, Lost: int64(id)}}) // The process had lost some, too.
+	}
+	if f := <-w.flows; f.ID != 1 || f.Lost != 0 {
+		t.Errorf("%+v", f)
+	}
+	c.told(&reply{ID: "sb1", Flow: &network.Flow{ID: 6}})
+	if f := <-w.flows; f.ID != 6 || f.Lost != 1+2+3+4+4 {
+		t.Errorf("%+v", f)
+	}
+	s := NewServer(nil, nil)
+	se := &session{s: s, ready: make(chan struct{}, 1)}
+	l := &link{id: "sb1", watched: true}
+	s.told = se
+	for id := range uint64(untold + 3) {
+		s.tell(l, network.Flow{ID: id + 1})
+	}
+	se.queue = nil
+	s.tell(l, network.Flow{ID: 1})
+	s.tell(l, network.Flow{ID: 2})
+	if len(se.queue) != 2 || se.queue[0].reply.Flow.Lost != 3 || se.queue[1].reply.Flow.Lost != 0 {
+		t.Errorf("%d told, the first after %d that were not", len(se.queue), se.queue[0].reply.Flow.Lost)
+	}
+}

@@ -53,6 +53,7 @@ type reply struct {
 	Protocol int                       `json:"protocol,omitempty"`
 	IDs      []string                  `json:"ids,omitempty"` // of the descriptors with it
 	Totals   map[string]network.Totals `json:"totals,omitempty"`
+	Use      *network.PoolUse          `json:"use,omitempty"` // with the totals of all
 	Flows    []network.Flow            `json:"flows,omitempty"`
 
 	ID   string        `json:"id,omitempty"`

@@ -72,7 +72,7 @@ func TestLeftInTheMiddle(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer closeAll([]*os.File{ours, machine})
-	se := &session{s: NewServer(nil), socket: b, ready: make(chan struct{}, 1), closed: make(chan struct{})}
+	se := &session{s: NewServer(nil, nil), socket: b, ready: make(chan struct{}, 1), closed: make(chan struct{})}
 	if _, _, err := a.conn.WriteMsgUnix([]byte{0}, unix.UnixRights(descriptor(ours)), nil); err != nil {
 		t.Fatal(err)
 	}

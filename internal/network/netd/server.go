@@ -28,6 +28,7 @@ const (
 // Server holds the networks. Serve is called once.
 type Server struct {
 	outer network.Outer
+	pool  *network.Pool
 
 	mu    sync.Mutex
 	links map[string]*link
@@ -45,12 +46,13 @@ type link struct {
 	net     *network.Network
 	cancel  context.CancelFunc
 	done    chan struct{}
-	watched bool // guarded by the server's mu
+	watched bool  // guarded by the server's mu
+	missed  int64 // flows that were not told, since one was; likewise
 }
 
-// NewServer makes one whose networks end in outer.
-func NewServer(outer network.Outer) *Server {
-	return &Server{outer: outer, links: map[string]*link{}, over: make(chan struct{}), left: time.Now()}
+// NewServer makes one whose networks end in outer and share a pool.
+func NewServer(outer network.Outer, pool *network.Pool) *Server {
+	return &Server{outer: outer, pool: pool, links: map[string]*link{}, over: make(chan struct{}), left: time.Now()}
 }
 
 // Serve takes daemons, one at a time, until one tells it to end, ctx ends, or nobody needs it any more.
@@ -180,7 +182,7 @@ func (s *Server) attach(ctx context.Context, req *request, file *os.File) error 
 	}
 	l := &link{id: req.ID, file: file, done: make(chan struct{})}
 	l.net = network.New(network.Config{
-		Policy: policy, Outer: s.outer, Spent: req.Spent, Closed: !req.Open,
+		Policy: policy, Outer: s.outer, Pool: s.pool, Spent: req.Spent, Closed: !req.Open,
 		Events: func(f network.Flow) { s.tell(l, f) },
 	})
 	ctx, l.cancel = context.WithCancel(ctx)
@@ -243,13 +245,15 @@ func (s *Server) find(id string) *link {
 // tell is called with locks of a Network held: it waits for nobody.
 func (s *Server) tell(l *link, f network.Flow) {
 	s.mu.Lock()
-	se := s.told
-	if !l.watched {
-		se = nil
+	defer s.mu.Unlock()
+	if s.told == nil || !l.watched {
+		return
 	}
-	s.mu.Unlock()
-	if se != nil {
-		se.put(&reply{ID: l.id, Flow: &f})
+	f.Lost = l.missed
+	if s.told.put(&reply{ID: l.id, Flow: &f}) {
+		l.missed = 0
+	} else {
+		l.missed++
 	}
 }
 
@@ -295,13 +299,14 @@ func (se *session) close() {
 }
 
 // put queues what is told without being asked for. A daemon that does not read is not told.
-func (se *session) put(r *reply) {
+func (se *session) put(r *reply) (told bool) {
 	se.mu.Lock()
-	if len(se.queue) < untold {
+	if told = len(se.queue) < untold; told {
 		se.queue = append(se.queue, outgoing{reply: r})
 	}
 	se.mu.Unlock()
 	se.wake()
+	return told
 }
 
 func (se *session) wake() {
@@ -389,6 +394,11 @@ func (se *session) do(ctx context.Context, req *request, files []*os.File) error
 		se.s.detach(req.ID, nil)
 	case opTotals:
 		r.Totals = se.s.totals(req.ID)
+		if req.ID == "" && se.s.pool != nil {
+			use := se.s.pool.Use()
+			use.Held = inUse()
+			r.Use = &use
+		}
 	case opLinks:
 		se.links(req.Seq)
 		return nil
