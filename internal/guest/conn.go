@@ -40,6 +40,9 @@ const (
 // ErrProtocol says that the agent and this program cannot talk to each other.
 var ErrProtocol = errors.New("guest agent's protocol")
 
+// ErrEnded says that a call broke because the connection to the agent has ended: with its machine, mostly.
+var ErrEnded = mux.ErrSessionEnd
+
 // Conn is a connection to an agent. All methods are safe for concurrent use.
 type Conn struct {
 	hello   wire.Hello

@@ -111,7 +111,10 @@ func (s *Server) eval(w http.ResponseWriter, r *http.Request) error {
 		return nil, errors.Join(context.Cause(r.Context()), call.InterruptContext(stop, conn, wire.ContextRequest{ID: ask.Context, Language: ask.Language}))
 	}
 	if events := wantsEvents(r); events != "" {
-		return streamEval(w, events, run)
+		return streamEval(w, events, func(e call.Evaluation) (*wire.EvalResult, error) {
+			res, err := run(e)
+			return res, s.because(r, err)
+		})
 	}
 	var results []api.Result
 	size, omitted := 0, 0

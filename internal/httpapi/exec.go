@@ -48,7 +48,7 @@ func (s *Server) runExec(w http.ResponseWriter, r *http.Request, find func(conte
 		stdin = strings.NewReader(req.Stdin)
 	}
 	if kind := wantsEvents(r); kind != "" {
-		return streamExec(r.Context(), &events{w: w, kind: kind}, conn, start, stdin, req)
+		return streamExec(r.Context(), &events{w: w, kind: kind}, conn, start, stdin, req, func(err error) error { return s.because(r, err) })
 	}
 	if req.Base64 {
 		return fmt.Errorf("%w: base64 is for streams; send Accept: %s, or %s", host.ErrInvalid, eventStream, jsonLines)

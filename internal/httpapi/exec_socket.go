@@ -67,7 +67,10 @@ func (s *Server) serveSocket(w http.ResponseWriter, r *http.Request, guest call.
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	note := func(argv ...string) error { return s.noteArgv(r, argv...) }
-	x := &socket{conn: c, guest: guest, note: note, leave: cancel, started: make(chan struct{}), input: make(chan []byte, maxQueued)}
+	x := &socket{
+		conn: c, guest: guest, note: note, why: func(err error) error { return s.because(r, err) }, leave: cancel,
+		started: make(chan struct{}), input: make(chan []byte, maxQueued),
+	}
 	return x.serve(ctx)
 }
 
@@ -98,6 +101,7 @@ type socket struct {
 	conn  *websocket.Conn
 	guest call.Opener
 	note  func(argv ...string) error // of what is about to be run
+	why   func(error) error          // explains what broke a call
 	leave context.CancelCauseFunc
 
 	takesInput bool
@@ -367,7 +371,7 @@ func (x *socket) fail(ctx context.Context, err error) error {
 		return nil //nolint:nilerr // nobody is there to be told
 	}
 	code := websocket.StatusInternalError
-	e := callFailed(err)
+	e := callFailed(x.why(err))
 	if e.Code == api.CodeInvalid {
 		code = websocket.StatusPolicyViolation
 	}

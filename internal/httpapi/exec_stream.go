@@ -21,9 +21,9 @@ type execStream struct {
 	base64 bool
 }
 
-// streamExec runs a command. Errors before it has started are answered as such.
+// streamExec runs a command. Errors before it has started are answered as such, later ones as why explains them.
 func streamExec(
-	ctx context.Context, out *events, o call.Opener, start wire.StartRequest, stdin io.Reader, req api.ExecRequest,
+	ctx context.Context, out *events, o call.Opener, start wire.StartRequest, stdin io.Reader, req api.ExecRequest, why func(error) error,
 ) error {
 	x := &execStream{out: out, base64: req.Base64}
 	stdout, stderr := x.output("stdout"), x.output("stderr")
@@ -45,7 +45,7 @@ func streamExec(
 		return flush
 	}
 	if err != nil {
-		return errors.Join(err, x.send(callFailed(err)))
+		return errors.Join(err, x.send(callFailed(why(err))))
 	}
 	return x.send(processExit(end))
 }
