@@ -257,7 +257,7 @@ func printUnpacked(w io.Writer, got *api.Unpacked) error {
 func (a *App) verify() *cobra.Command {
 	var snapshot bool
 	cmd := &cobra.Command{
-		Use: "verify {FILE | SNAPSHOT}", Short: "Read all of a pack or a snapshot and say what is damaged", Args: cobra.ExactArgs(1),
+		Use: "verify {FILE | REGISTRY/NAME:TAG | SNAPSHOT}", Short: "Read all of a pack or a snapshot and say what is damaged", Args: cobra.ExactArgs(1),
 		Long: "Read all of a pack file, or all that a snapshot and those it stands on are made of, and check it against its digests. A name\n" +
 			"that is a file's is taken for that. Exit code 1 if anything is damaged.",
 		Example:           "  forkd verify py.forkd\n  forkd verify python-numpy",
@@ -269,6 +269,8 @@ func (a *App) verify() *cobra.Command {
 			switch {
 			case !snapshot && isFile:
 				return a.verifyFile(cmd.Context(), args[0])
+			case !snapshot && remoteRef(args[0]):
+				return a.withDaemon(cmd.Context(), func(c *client.Client) error { return a.verifyRemote(cmd.Context(), c, args[0]) })
 			case !snapshot && named && errors.Is(err, fs.ErrNotExist):
 				return err
 			}

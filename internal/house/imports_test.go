@@ -25,7 +25,7 @@ func allowed() map[string][]string {
 		"client": {"api", "internal/guest/call", "internal/guest/wire", "internal/layout"}, // layout: where the daemon listens
 		// A call's frames pass through the daemon as they are; recipes are read here to know which files to send.
 		"internal/cli": {
-			"api", "client", "internal/guest/call", "internal/guest/tree", "internal/guest/wire", "internal/image", "internal/layout", "internal/mcp", "internal/pack", "internal/proc",
+			"api", "client", "internal/guest/call", "internal/guest/tree", "internal/guest/wire", "internal/image", "internal/layout", "internal/mcp", "internal/pack", "internal/proc", "internal/registry",
 			"recipes",
 		},
 		"recipes":      {},
@@ -33,7 +33,7 @@ func allowed() map[string][]string {
 		// The edge translates the errors of what is below into the API's, so it knows their sentinels.
 		"internal/httpapi": {
 			"api", "internal/access", "internal/audit", "internal/engine", "internal/events", "internal/guest", "internal/guest/call", "internal/guest/wire", "internal/host", "internal/image", "internal/layer",
-			"internal/lineage", "internal/metrics", "internal/network", "internal/network/egress", "internal/pack", "internal/store",
+			"internal/lineage", "internal/metrics", "internal/network", "internal/network/egress", "internal/pack", "internal/registry", "internal/store",
 		},
 		// Another protocol on the same listener: whose requests are let in, written down and counted is decided in httpapi, once.
 		"internal/e2bapi": {

@@ -9,11 +9,13 @@ import (
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/host"
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/pack"
+	"forkd.dev/forkd/internal/registry"
 	"forkd.dev/forkd/internal/store"
 )
 
@@ -31,6 +33,11 @@ func kinds() []struct {
 		{engine.ErrIncompatible, api.CodeIncompatible},
 		{engine.ErrUnavailable, api.CodeUnavailable},
 		{engine.ErrLiveUnavailable, api.CodeIncompatible},
+		{registry.ErrReference, api.CodeInvalid},
+		{registry.ErrForeign, api.CodeInvalid},
+		{registry.ErrDenied, api.CodeDenied},
+		{registry.ErrNotFound, api.CodeNotFound},
+		{registry.ErrRegistry, api.CodeBadGateway},
 		{pack.ErrVersion, api.CodeIncompatible},
 		{pack.ErrFormat, api.CodeInvalid},
 		{pack.ErrDamaged, api.CodeInvalid},
@@ -53,6 +60,7 @@ func kinds() []struct {
 		{host.ErrBusy, api.CodeBusy},
 		{lineage.ErrState, api.CodeWrongState},
 		{host.ErrClosed, api.CodeUnavailable},
+		{guest.ErrEnded, api.CodeUnavailable},
 		{context.DeadlineExceeded, api.CodeTimeout},
 	}
 }
@@ -153,7 +161,7 @@ func (s *Server) because(r *http.Request, err error) error {
 		id = f.Sandbox(r)
 	}
 	if err == nil || id == "" || r.Context().Err() != nil || f == nil && !strings.HasPrefix(r.URL.Path, "/v1/sandboxes/") ||
-		toAPI(err).Code != api.CodeInternal {
+		toAPI(err).Code != api.CodeInternal && !errors.Is(err, guest.ErrEnded) {
 		return err
 	}
 	return s.Host.Because(id, err)

@@ -32,7 +32,7 @@ func (op operation) path() string {
 func (s *Server) operations() []operation {
 	return slices.Concat(s.hostOperations(), s.snapshotOperations(), s.sandboxOperations(), s.guestOperations(), s.files().operations(),
 		s.tokenOperations(), s.workspaceOperations(), s.egressOperations(), s.portOperations(), s.listenOperations(),
-		s.packOperations())
+		s.packOperations(), s.registryOperations())
 }
 
 func (s *Server) hostOperations() []operation {

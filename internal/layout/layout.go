@@ -159,6 +159,9 @@ func hash(s string) uint64 { // FNV-1a: stable file names, no secrets
 	return h
 }
 
+// Pulls has a directory for each pull from a registry that was broken off, by the digest of what was pulled.
+func (h Home) Pulls() string { return filepath.Join(h.Root, "pulls") }
+
 // Make creates the directories: the root 0700, because snapshots hold what the guest's memory held.
 func (h Home) Make() error {
 	if err := os.MkdirAll(h.Root, 0o700); err != nil {

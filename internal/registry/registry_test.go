@@ -162,7 +162,9 @@ func (s *server) set(spoil func(http.ResponseWriter, *http.Request) bool) {
 	s.out.Store(0)
 }
 
-func (s *server) ref(tag string) string { return strings.TrimPrefix(s.URL, "http://") + "/team/warm:" + tag }
+func (s *server) ref(tag string) string {
+	return strings.TrimPrefix(s.URL, "http://") + "/team/warm:" + tag
+}
 
 type counter struct {
 	io.ReadCloser

@@ -160,7 +160,9 @@ func (s *sending) Read(p []byte) (int, error) {
 // mostKey is how many bytes the answer to a request may have, in its context.
 type mostKey struct{}
 
-func atMost(ctx context.Context, n int64) context.Context { return context.WithValue(ctx, mostKey{}, n) }
+func atMost(ctx context.Context, n int64) context.Context {
+	return context.WithValue(ctx, mostKey{}, n)
+}
 
 // bounded is an answer's body that neither goes on for ever nor stands still.
 type bounded struct {

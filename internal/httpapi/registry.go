@@ -1,0 +1,149 @@
+package httpapi
+
+import (
+	"encoding/json"
+	"net/http"
+	"sync"
+	"time"
+
+	"forkd.dev/forkd/api"
+	"forkd.dev/forkd/internal/access"
+	"forkd.dev/forkd/internal/host"
+	"forkd.dev/forkd/internal/registry"
+)
+
+// Both connect the daemon to a host that the client names, with credentials that are its own if the client shows none: so
+// they take scope admin.
+func (s *Server) registryOperations() []operation {
+	return []operation{
+		{"POST /v1/snapshots/{tag}/push", access.Admin, "Bring a snapshot to a registry", s.push},
+		{"POST /v1/pulls", access.Admin, "Make snapshots of one in a registry", s.pull},
+	}
+}
+
+func registryDocuments() map[string]*document {
+	return map[string]*document{
+		"POST /v1/snapshots/{tag}/push": {
+			id: "push", body: api.PushRequest{},
+			about:   "Blobs that the registry has are not sent again. The reply is one JSON object a line as it goes; the last has `pushed` or `error`. When the connection ends the push does, and another goes on from there.",
+			replies: []response{{status: http.StatusOK, of: api.TransferEvent{}, media: jsonLines}},
+		},
+		"POST /v1/pulls": {
+			id: "pull", body: api.PullRequest{},
+			about: "What is here is not fetched again, and what this host cannot run is refused before it is fetched. " +
+				"The reply is one JSON object a line as it goes; the last has `pulled`, `verified` or `error`. When the connection ends the pull does, and another goes on from there.",
+			replies: []response{{status: http.StatusOK, of: api.TransferEvent{}, media: jsonLines}},
+		},
+	}
+}
+
+func login(l *api.RegistryLogin) *registry.Credentials {
+	if l == nil {
+		return nil
+	}
+	c := registry.Credentials(*l)
+	return &c
+}
+
+func (s *Server) push(w http.ResponseWriter, r *http.Request) error {
+	var req api.PushRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	tag := r.PathValue("tag")
+	noteTouched(r, "registry", req.Ref)
+	lines := &transferWriter{w: w, rc: http.NewResponseController(w)}
+	to := host.Remote{Ref: req.Ref, Credentials: login(req.Login), Fingerprint: req.Fingerprint}
+	opts := host.PackOptions{NoScrub: req.Scrub != nil && !*req.Scrub}
+	got, err := s.Host.Push(r.Context(), tag, to, opts, lines.progress)
+	if err != nil {
+		return lines.fail(err)
+	}
+	lines.write(api.TransferEvent{Pushed: &api.Pushed{
+		Ref: got.Ref, Digest: got.Digest, SentBytes: got.Sent, ThereBytes: got.There, Scrub: scrubReport(got.Scrub),
+	}})
+	return nil
+}
+
+func (s *Server) pull(w http.ResponseWriter, r *http.Request) error {
+	var req api.PullRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	noteTouched(r, "registry", req.Ref)
+	lines := &transferWriter{w: w, rc: http.NewResponseController(w)}
+	from := host.Remote{Ref: req.Ref, Credentials: login(req.Login), Fingerprint: req.Fingerprint}
+	if req.Verify {
+		got, err := s.Host.VerifyRemote(r.Context(), from, lines.progress)
+		if err != nil {
+			return lines.fail(err)
+		}
+		v := &api.RemoteVerified{Ref: got.Ref, Snapshots: []string{}, Members: len(got.Manifest.Members), Bytes: got.Manifest.Bytes()}
+		for _, m := range got.Manifest.Snapshots {
+			v.Snapshots = append(v.Snapshots, m.Tag)
+		}
+		lines.write(api.TransferEvent{Verified: v})
+		return nil
+	}
+	opts := host.PullOptions{Rewarm: req.Rewarm, ReceiveOptions: host.ReceiveOptions{Tag: req.Tag, MayWiden: s.mayWiden(r)}}
+	got, err := s.Host.Pull(r.Context(), from, opts, lines.progress)
+	if err != nil {
+		return lines.fail(err)
+	}
+	noteCreated(r, "snapshot", got.New...)
+	lines.write(api.TransferEvent{Pulled: &api.Pulled{Unpacked: unpacked(got.Received), Ref: got.Ref, Rewarm: got.Rewarm}})
+	return nil
+}
+
+// transferWriter writes one JSON line an event, each at once; of bytes alone not more than a person sees.
+type transferWriter struct {
+	w  http.ResponseWriter
+	rc *http.ResponseController
+
+	mu    sync.Mutex
+	begun bool
+	last  time.Time
+}
+
+const progressEvery = 200 * time.Millisecond
+
+func (t *transferWriter) progress(p host.Transfer) {
+	t.mu.Lock()
+	skip := p.Message == "" && p.Done < p.Total && time.Since(t.last) < progressEvery
+	t.mu.Unlock()
+	if !skip {
+		t.write(api.TransferEvent{Step: p.Step, Message: p.Message, DoneBytes: p.Done, TotalBytes: p.Total})
+	}
+}
+
+func (t *transferWriter) write(e api.TransferEvent) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.begun {
+		t.begun = true
+		t.w.Header().Set("Content-Type", jsonLines)
+		t.w.WriteHeader(http.StatusOK)
+	}
+	t.last = time.Now()
+	e.Time = t.last.UTC()
+	line, err := json.Marshal(e)
+	if err != nil {
+		return
+	}
+	// A client that is gone shows in the request's context, which ends the transfer.
+	_, _ = t.w.Write(append(line, '\n'))
+	_ = t.rc.Flush()
+}
+
+// fail tells an error in the stream, if that has begun.
+func (t *transferWriter) fail(err error) error {
+	t.mu.Lock()
+	begun := t.begun
+	t.mu.Unlock()
+	if begun {
+		e := toAPI(err)
+		e.RequestID = t.w.Header().Get("X-Request-Id")
+		t.write(api.TransferEvent{Error: e})
+	}
+	return err
+}
