@@ -46,8 +46,9 @@ func (h *Host) Pack(ctx context.Context, tag string, opts PackOptions) (_ *Packe
 		}
 	}()
 	scrub := &pack.Scrub{Skipped: "it was asked not to"}
+	var clean *packable
 	if !opts.NoScrub {
-		scrub, m, p.cleaning, err = h.scrub(ctx, m)
+		scrub, clean, p.cleaning, err = h.scrub(ctx, m)
 		if err != nil {
 			return nil, hint(fmt.Errorf("pack %s: look for secrets: %w", tag, err), "pack it as it is with: --no-scrub")
 		}
@@ -55,13 +56,27 @@ func (h *Host) Pack(ctx context.Context, tag string, opts PackOptions) (_ *Packe
 	if p.dir, err = h.TempDir("pack-"); err != nil {
 		return nil, err
 	}
-	if err := p.collect(ctx, h, m, scrub, opts); err != nil {
+	if err := p.collect(ctx, h, m, clean, scrub, opts); err != nil {
 		return nil, fmt.Errorf("pack %s: %w", tag, h.explainFull(err))
 	}
+	p.cleaning() // everything has a second name
+	p.cleaning = func() {}
 	return p, nil
 }
 
-func (p *Packed) collect(ctx context.Context, h *Host, m store.Snapshot, scrub *pack.Scrub, opts PackOptions) error {
+func (p *Packed) collect(ctx context.Context, h *Host, m store.Snapshot, clean *packable, scrub *pack.Scrub, opts PackOptions) error {
+	manifest := pack.Manifest{
+		FormatVersion: pack.FormatVersion, PackedAt: time.Now().UTC().Round(time.Second), Tool: h.cfg.Version, Scrub: scrub,
+	}
+	if opts.AsMade {
+		manifest.PackedAt = m.CreatedAt.UTC()
+	}
+	spec := pack.Spec{Dir: p.dir, Layers: h.layers, State: h.store.State, Blobs: opts.Blobs}
+	if clean != nil {
+		manifest.Snapshots, manifest.Images = []store.Snapshot{clean.snapshot}, []store.Image{clean.image}
+		spec.State = func(store.Snapshot) ([]byte, error) { return clean.state, nil }
+		return p.take(ctx, spec, manifest)
+	}
 	line, forget, err := h.claimLine(m)
 	if err != nil {
 		return err
@@ -73,17 +88,16 @@ func (p *Packed) collect(ctx context.Context, h *Host, m store.Snapshot, scrub *
 		return err
 	}
 	defer release()
-	manifest := pack.Manifest{
-		FormatVersion: pack.FormatVersion, PackedAt: time.Now().UTC().Round(time.Second), Tool: h.cfg.Version, Snapshots: line, Scrub: scrub,
-	}
-	if opts.AsMade {
-		manifest.PackedAt = m.CreatedAt.UTC()
-	}
+	manifest.Snapshots = line
 	if manifest.Images, err = h.imagesOf(line); err != nil {
 		return err
 	}
-	p.Source, err = pack.Collect(ctx, pack.Spec{Dir: p.dir, Layers: h.layers, State: h.store.State, Manifest: manifest, Blobs: opts.Blobs})
-	if err != nil {
+	return p.take(ctx, spec, manifest)
+}
+
+func (p *Packed) take(ctx context.Context, spec pack.Spec, manifest pack.Manifest) (err error) {
+	spec.Manifest = manifest
+	if p.Source, err = pack.Collect(ctx, spec); err != nil {
 		return err
 	}
 	p.Encoded, err = p.Source.Manifest().Encode()

@@ -357,6 +357,11 @@ func (e *entering) record(s store.Snapshot, tag string, parent store.Snapshot) s
 	s.Tag, s.Image, s.Source = tag, e.imageID[s.Image], "unpacked of "+id
 	s.Formerly = append(slices.Clone(s.Formerly), id)
 	s.Parent, s.ParentID = "", ""
+	if s.Branch != nil && s.Branch.Passing { // it is here to stay
+		kept := *s.Branch
+		kept.Passing = false
+		s.Branch = &kept
+	}
 	if parent.Tag != "" {
 		s.Parent, s.ParentID = parent.Tag, parent.ID()
 	}
