@@ -54,6 +54,7 @@ type Config struct {
 	Patience     time.Duration // with a guest that awakens
 	Network      Network
 	Domain       string // below which ports of sandboxes are served by name; "": they are not
+	Origins      []string // of pages in browsers that may read answers
 	EgressWiden  string // who may let sandboxes reach more than their snapshots say: admin, manage
 	E2BEgress    string // what the sandboxes of E2B's clients may reach that say nothing of it: a preset
 	Audit        Audit
@@ -131,6 +132,12 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 	c.Domain = strings.ToLower(strings.Trim(getenv("FORKD_DOMAIN"), "."))
 	if !domainName.MatchString(c.Domain) {
 		errs = append(errs, fmt.Errorf("FORKD_DOMAIN is %q: give a name such as sandboxes.example.com", c.Domain))
+	}
+	for text := range strings.FieldsFuncSeq(getenv("FORKD_ORIGINS"), func(r rune) bool { return r == ',' || r == ' ' }) {
+		if err := httpapi.CheckOrigin(text); err != nil {
+			errs = append(errs, fmt.Errorf("FORKD_ORIGINS: %w", err))
+		}
+		c.Origins = append(c.Origins, text)
 	}
 	c.E2BEgress = getenv("FORKD_E2B_EGRESS")
 	switch {
@@ -245,6 +252,8 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 		Host: h, Log: cfg.Log, Tokens: tokens, Audit: log, Metrics: m.Metrics, ManageWidens: cfg.EgressWiden == widenManage,
 		Domain: cfg.Domain,
 	}
+	server.Shelf = h.Shelf()
+	defer server.Shelf.Close()
 	server.KeepReplies(cfg.Home.Replies(), cfg.Log)
 	return serve(ctx, cfg, server, listener, tcp, ready)
 }
@@ -350,7 +359,7 @@ func serve(ctx context.Context, cfg Config, s *httpapi.Server, l net.Listener, t
 	}
 	defer func() { cancel(); wait() }()
 	server := &http.Server{
-		Handler: handler, ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 3 * time.Minute,
+		Handler: httpapi.Origins(cfg.Origins, cfg.Domain, handler), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 3 * time.Minute,
 		BaseContext: func(net.Listener) context.Context { return requests }, ConnContext: whose,
 		ErrorLog: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug), Protocols: protocols(),
 	}
