@@ -49,8 +49,8 @@ uninstall: ## take that away again; what forkd has stored stays
 	scripts/install --remove
 
 .PHONY: demo
-demo: setup-demo build ## install what is missing, build, and run `forkd quickstart`
-	bin/forkd quickstart
+demo: setup-demo build ## install what is missing, build, and run `forkd quickstart`; then build the templates of E2B's clients
+	bin/forkd quickstart --e2b
 
 .PHONY: test
 test: setup-test ## install what is missing, then every test: lint, units with -race, VMs as root and without privileges
@@ -58,7 +58,7 @@ test: setup-test ## install what is missing, then every test: lint, units with -
 
 .PHONY: test-race
 test-race: agent ## every test that needs no VM, under the race detector
-	CGO_ENABLED=1 FORKD_TEST_NO_VM=1 $(GO) test -race -timeout 10m $(TESTFLAGS) ./...
+	scripts/test-race $(TESTFLAGS)
 
 .PHONY: test-fast
 test-fast: setup-build ## every test that needs no VM: about a minute
@@ -73,7 +73,7 @@ test-guest: setup-build # what the engine's tests boot: those that run without p
 	GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o internal/engine/enginetest/bin/guest-$(ARCH) ./internal/engine/enginetest/guest
 
 .PHONY: test-vm
-test-vm: build test-guest ## the tests that start VMs, as this user and, when that is root, again without privileges
+test-vm: build test-guest ## the tests that start VMs, as this user and, when that is root, without privileges too
 	scripts/test-vm $(TESTFLAGS)
 
 .PHONY: test-recipes

@@ -354,6 +354,7 @@ func testNoSecrets(t *testing.T, r *remote) {
 
 // TestPlainTCP: on loopback nothing need be encrypted, and nothing of a wrong beginning lasts.
 func TestPlainTCP(t *testing.T) {
+	testenv.OncePerRun(t)
 	f := alone(t, "FORKD_BIND=127.0.0.1:0") // which does not keep the first token from being made
 	token := strings.TrimSpace(f.run("token", "create"))
 	f.run("daemon", "stop")
@@ -377,7 +378,7 @@ func TestPlainTCP(t *testing.T) {
 	if got := there.try("ls"); got.code != 2 || !strings.Contains(got.stderr, "unencrypted") {
 		t.Errorf("a token in clear text to elsewhere: %+v", got)
 	}
-	for _, text := range []string{"\x16\x03\x01\x00\x05hello", "GET / HTTP/9.9\r\n\r\n", "\x00\x00\x00\x00", "GET /v1/sandboxes HTTP/1.1\r\nAuthorization: Bearer " + strings.Repeat("x", 1<<21)} {
+	for _, text := range []string{"\x16\x03\x01\x00\x05hello", "GET / HTTP/9.9\r\n\r\n", strings.Repeat("\x00", 64), "GET /v1/sandboxes HTTP/1.1\r\nAuthorization: Bearer " + strings.Repeat("x", 1<<21)} {
 		var d net.Dialer
 		conn, err := d.DialContext(t.Context(), "tcp", address)
 		if err != nil {

@@ -124,8 +124,10 @@ func TestEgress(t *testing.T) {
 		t.Errorf("the fork says %+v", child.Egress)
 	}
 	id := child.ID
-	if got := f.run("exec", id, "--", "sh", "-ec", apt); got != standin.Says+"\n" {
-		t.Errorf("apt-get install: %q", got)
+	if !testenv.Again() { // half a minute, and nothing of it depends on privileges
+		if got := f.run("exec", id, "--", "sh", "-ec", apt); got != standin.Says+"\n" {
+			t.Errorf("apt-get install: %q", got)
+		}
 	}
 	out.trust(f, id)
 	f.eval(id, fetch)

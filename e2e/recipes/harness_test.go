@@ -85,14 +85,20 @@ func heavy(t *testing.T) {
 // built is the program, with a snapshot of the recipe that has the recipe's name as its tag.
 func built(t *testing.T, recipe string) *forkd {
 	t.Helper()
+	return builtOf(t, filepath.Join(testenv.Root(t), "recipes", recipe), recipe)
+}
+
+// builtOf is the same of a recipe in that directory.
+func builtOf(t *testing.T, dir, recipe string) *forkd {
+	t.Helper()
 	testenv.Need(t, "qemu", "agent", "mke2fs", "binary", "net", "keyring")
-	if os.Getenv("FORKD_TEST_SEED") != "" && !testenv.Soak() && os.Getenv(envHome) == "" {
-		t.Skip("built and used by the run without privileges")
+	if os.Getenv(envHome) == "" {
+		testenv.OncePerRun(t)
 	}
 	f := &forkd{t: t, bin: testenv.Binary(t)}
 	f.seed()
 	start := time.Now()
-	f.within(20*time.Minute, "build", filepath.Join(testenv.Root(t), "recipes", recipe), "-t", recipe, "--replace")
+	f.within(20*time.Minute, "build", dir, "-t", recipe, "--replace")
 	var s api.Snapshot
 	f.json(&s, "snapshot-info", recipe)
 	t.Logf("built in %.0f s: %d MiB of memory, %d MiB of disk", time.Since(start).Seconds(), (s.MemoryOwnBytes+s.MemorySharedBytes)>>20,

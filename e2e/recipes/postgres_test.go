@@ -19,6 +19,7 @@ psql -p 5433 -tAc "SELECT 40 + 2"
 // TestPostgres: every child's server is up and its own: each makes the same table, finds its own row and nothing of its
 // siblings, and what the server draws at random is drawn anew.
 func TestPostgres(t *testing.T) {
+	heavy(t)
 	f := built(t, "postgres")
 	n := 10
 	if testenv.Soak() {
