@@ -206,6 +206,7 @@ func TestNetworkProcess(t *testing.T) {
 	number = f.listens(id)
 	f.run("branch", id, "-t", "connected")
 	f.hears(id, number)
+	f.knowsNames("connected")
 	if doctor := f.try("doctor").stdout; !strings.Contains(doctor, "process "+strconv.Itoa(networkOf(f.home))) {
 		t.Errorf("the doctor does not know the process of networks:\n%s", doctor)
 	}
@@ -240,6 +241,25 @@ func TestNetworkProcess(t *testing.T) {
 			t.Errorf("%s is left: %v", name, err)
 		}
 	}
+}
+
+// knowsNames: what a guest had looked up its children use without asking again, if they may.
+func (f *forkd) knowsNames(tag string) {
+	f.t.Helper()
+	const dial = `
+import socket
+try:
+    with socket.create_connection(("203.0.114.77", 7), timeout=20) as k: print("heard", k.makefile().readline())
+except OSError as e: print(repr(e))`
+	child, closed := f.forkOf(tag, 1)[0].ID, f.forkOf(tag, 1, "--egress", "none")[0].ID
+	if got := f.eval(child, dial); !strings.HasPrefix(got, "heard ") {
+		f.t.Errorf("a child does not reach the address that its source was given for a name: %s", got)
+	}
+	if got := f.eval(closed, dial); !strings.Contains(got, "ConnectionRefused") {
+		f.t.Errorf("a child that may reach nothing: %s", got)
+	}
+	f.run("kill", child)
+	f.run("kill", closed)
 }
 
 // stoppedNetwork: a process that stands still keeps neither machines waiting nor those who need no network.

@@ -188,6 +188,7 @@ func (b *branch) take(ctx context.Context, spec BranchSpec) error {
 		return errors.Join(err, b.abandon())
 	}
 	b.w.m.Talked = b.h.hasTalked(ctx, b.s) // Asked after the instant: what it says holds for that, too.
+	b.h.pins.hand(b.s.id, snapshotKey(&b.w.m))
 	if err := b.keepDisks(); err != nil {
 		return errors.Join(err, b.abandon())
 	}

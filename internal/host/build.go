@@ -373,6 +373,7 @@ func (b *build) keep(ctx context.Context, img store.Image, w *warmed, overlay, b
 		Tool: b.h.cfg.Version,
 	}
 	m = m.WithState(w.checkpoint.State)
+	b.h.pins.hand(w.network, snapshotKey(&m))
 	if err := b.h.enterSnapshot(ctx, m, w.checkpoint.State, b.spec.Replace); err != nil {
 		return store.Snapshot{}, err
 	}

@@ -81,6 +81,7 @@ type Host struct {
 	die    context.CancelFunc
 
 	audience audience // of ports
+	pins     pinBook
 
 	// counting is held from asking for the counters of networks until they are noted, so that none is noted after a newer one.
 	counting   sync.Mutex

@@ -32,6 +32,10 @@ type Links interface {
 	// Adopt goes on with the links of an earlier daemon's machines, as far as they are there, and ends all others. lost are
 	// those whose flows are gone.
 	Adopt(ctx context.Context, machines map[string]network.Attached) (lost []string, err error)
+	// Pins are the names of addresses that a guest was given; Pin has another know them, before it is let send anything. Neither
+	// waits long.
+	Pins(ctx context.Context, id string) ([]network.Pin, error)
+	Pin(id string, pins []network.Pin)
 	// State says how the process is that holds the links.
 	State() network.State
 	// Leave gives the links up for a later daemon. With none left, the process that holds them ends.
@@ -49,6 +53,10 @@ func (noNetworks) Detach(string) {}
 func (noNetworks) Adopt(context.Context, map[string]network.Attached) ([]string, error) {
 	return nil, nil
 }
+
+func (noNetworks) Pins(context.Context, string) ([]network.Pin, error) { return nil, nil }
+
+func (noNetworks) Pin(string, []network.Pin) {}
 
 func (noNetworks) State() network.State { return network.State{} }
 
@@ -68,6 +76,7 @@ func (h *Host) attach(s *sandbox, spec *engine.Spec, u *undo.Stack) (done func()
 		return nil, fmt.Errorf("attach network: %w", err)
 	}
 	u.Add(func() { h.cfg.Networks.Detach(s.id) })
+	h.givePins(s)
 	return func() {
 		_ = spec.Link.Close()
 		_ = spec.Peer.Close()
@@ -83,9 +92,12 @@ func (h *Host) connect(ctx context.Context, s *sandbox) error {
 }
 
 // hasTalked says whether a guest may have connections that leave its machine: whether it has sent anything that could
-// begin one since it was known to have none. What cannot be told counts as yes.
+// begin one since it was known to have none. What cannot be told counts as yes. It notes which names the guest knows, too.
 func (h *Host) hasTalked(ctx context.Context, s *sandbox) bool {
 	all, err := h.cfg.Networks.Totals(ctx)
+	if err == nil && all[s.id].Questions > 0 || h.pins.get(s.id) != nil {
+		h.notePins(ctx, s)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.talked = s.talked || err != nil || all[s.id].Talked

@@ -107,6 +107,7 @@ func (b *build) tag(ctx context.Context, step store.Snapshot) (store.Snapshot, e
 		m.Limits = l
 	}
 	m.Egress = b.sandboxNetwork(step.Egress)
+	b.h.pins.hand(snapshotKey(&step), snapshotKey(&m))
 	if err := b.h.enterSnapshot(ctx, m, state, b.spec.Replace); err != nil {
 		return store.Snapshot{}, err
 	}

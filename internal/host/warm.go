@@ -22,6 +22,7 @@ type warmed struct {
 	what       []string
 	protocol   int
 	talked     bool // its guest may have connections that leave the machine
+	network    string
 	boot, warm time.Duration
 }
 
@@ -78,7 +79,7 @@ func (b *build) warm(ctx context.Context, dir, overlay, base string) (*warmed, e
 	if err := rest(dead); err != nil {
 		return nil, withConsole(fmt.Errorf("freeze processes: %w", err), machine.Console())
 	}
-	w.talked = b.h.hasTalked(ctx, net)
+	w.talked, w.network = b.h.hasTalked(ctx, net), net.id
 	// The connection stays open: every child wakes up in the middle of it.
 	w.checkpoint, err = machine.Freeze(ctx)
 	if err != nil {

@@ -60,6 +60,7 @@ type held struct {
 	spent  int64
 	open   bool
 	last   network.Totals // as seen last
+	pins   []network.Pin  // that its guest knew when it began
 }
 
 // Client is the daemon's side. It starts the process when the first link is made. It is safe for concurrent use.
@@ -153,7 +154,7 @@ func (c *Client) room(id string) error {
 // attach is the request that hands a link over.
 func (h *held) attach(id string) *request {
 	policy := h.policy.Clone()
-	return &request{Op: opAttach, ID: id, Policy: &policy, Spent: h.spent, Open: h.open}
+	return &request{Op: opAttach, ID: id, Policy: &policy, Spent: h.spent, Open: h.open, Pins: h.pins}
 }
 
 // pair makes a link. From a datagram socket its owners could send to any other of the host's; this kind knows its peer alone.
@@ -200,6 +201,40 @@ func (c *Client) Open(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, answerLimit, ErrDown)
 	defer cancel()
 	return c.settle(ctx, func(conn *conn) error { return conn.do(ctx, &request{Op: opOpen, ID: id, Open: true}) })
+}
+
+// Pin has a guest that has sent nothing yet know the names of addresses that another was given.
+func (c *Client) Pin(id string, pins []network.Pin) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	h := c.links[id]
+	if h == nil || len(pins) == 0 {
+		return
+	}
+	h.pins = network.FitPins(pins, time.Now())
+	if c.conn != nil {
+		c.conn.tell(&request{Op: opPin, ID: id, Pins: h.pins})
+	}
+}
+
+// Pins are the names of addresses that a guest was given. It does not wait long.
+func (c *Client) Pins(ctx context.Context, id string) (pins []network.Pin, err error) {
+	c.mu.Lock()
+	conn := c.conn
+	c.mu.Unlock()
+	if conn == nil || isClosed(conn.closed) || conn.deaf.Load() || !c.has(id) {
+		return nil, ErrDown
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, lastLimit, ErrDown)
+	defer cancel()
+	err = conn.ask(ctx, &request{Op: opPins, ID: id}, func(r *reply, files []*os.File) {
+		closeAll(files)
+		pins = network.FitPins(r.Pins, time.Now())
+	})
+	if err != nil {
+		return nil, err
+	}
+	return pins, nil
 }
 
 // nothingLeaves says whether a policy can allow anything.

@@ -33,6 +33,8 @@ const (
 	opIgnore = "ignore" // and no more
 	opLinks  = "links"  // all ids, with their descriptors, some at a time
 	opEnd    = "end"    // with all links
+	opPins   = "pins"   // what names one's guest knows
+	opPin    = "pin"    // it knows these, too
 )
 
 // request is a message of the daemon's. Those of one connection are done in their order.
@@ -43,6 +45,7 @@ type request struct {
 	Policy *egress.Policy `json:"policy,omitempty"`
 	Spent  int64          `json:"spent,omitempty"`
 	Open   bool           `json:"open,omitempty"`
+	Pins   []network.Pin  `json:"pins,omitempty"`
 }
 
 // reply answers the request of its number, or tells of a flow, of the end of a link: then it has none.
@@ -55,6 +58,7 @@ type reply struct {
 	Totals   map[string]network.Totals `json:"totals,omitempty"`
 	Use      *network.PoolUse          `json:"use,omitempty"` // with the totals of all
 	Flows    []network.Flow            `json:"flows,omitempty"`
+	Pins     []network.Pin             `json:"pins,omitempty"`
 
 	ID   string        `json:"id,omitempty"`
 	Flow *network.Flow `json:"flow,omitempty"`

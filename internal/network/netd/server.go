@@ -185,6 +185,7 @@ func (s *Server) attach(ctx context.Context, req *request, file *os.File) error 
 		Policy: policy, Outer: s.outer, Pool: s.pool, Spent: req.Spent, Closed: !req.Open,
 		Events: func(f network.Flow) { s.tell(l, f) },
 	})
+	l.net.Pin(req.Pins)
 	ctx, l.cancel = context.WithCancel(ctx)
 	s.mu.Lock()
 	s.links[req.ID] = l
@@ -428,6 +429,10 @@ func (se *session) doLink(req *request, l *link, r *reply) {
 		l.net.SetPolicy(*req.Policy)
 	case opOpen:
 		l.net.Open(req.Open)
+	case opPins:
+		r.Pins = l.net.Pins()
+	case opPin:
+		l.net.Pin(req.Pins)
 	case opFlows:
 		flows := l.net.Flows()
 		for part := range slices.Chunk(flows, flowsEach) {

@@ -3,8 +3,10 @@
 package pin
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -133,4 +135,29 @@ func (t *Table) Len() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.pins)
+}
+
+// A Pin is one name that an address was given for.
+type Pin struct {
+	Addr  netip.Addr `json:"addr"`
+	Name  string     `json:"name"`
+	Until time.Time  `json:"until"`
+}
+
+// List is what is remembered, if that is more than most those that will be forgotten last.
+func (t *Table) List(now time.Time, most int) []Pin {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var list []Pin
+	for a, entries := range t.pins {
+		for _, e := range entries {
+			if e.until.After(now) {
+				list = append(list, Pin{a, e.name, e.until})
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b Pin) int {
+		return cmp.Or(b.Until.Compare(a.Until), a.Addr.Compare(b.Addr), strings.Compare(a.Name, b.Name))
+	})
+	return slices.Clip(list[:min(len(list), most)])
 }

@@ -91,3 +91,24 @@ func TestBounds(t *testing.T) {
 		t.Errorf("%d addresses are held, of which one is alive", late.Len())
 	}
 }
+
+// TestList: what is told is what is remembered, and where that is too much, what lasts longest.
+func TestList(t *testing.T) {
+	now := time.Unix(1000, 0)
+	table := New(0)
+	a, b := netip.MustParseAddr("203.0.114.1"), netip.MustParseAddr("203.0.114.2")
+	table.Add("old.example", []netip.Addr{a}, now, now.Add(time.Second))
+	table.Add("one.example", []netip.Addr{a, b}, now, now.Add(time.Minute))
+	table.Add("two.example", []netip.Addr{b}, now, now.Add(time.Hour))
+	later := now.Add(2 * time.Second)
+	want := []Pin{
+		{Addr: b, Name: "two.example", Until: now.Add(time.Hour)}, {Addr: a, Name: "one.example", Until: now.Add(time.Minute)},
+		{Addr: b, Name: "one.example", Until: now.Add(time.Minute)},
+	}
+	if got := table.List(later, 10); !slices.Equal(got, want) {
+		t.Errorf("%+v", got)
+	}
+	if got := table.List(later, 1); !slices.Equal(got, want[:1]) {
+		t.Errorf("%+v", got)
+	}
+}
