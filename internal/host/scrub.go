@@ -317,7 +317,7 @@ func erase(ctx context.Context, conn *guest.Conn, found []finding, rep *pack.Scr
 		if !path.IsAbs(f.Path) {
 			continue
 		}
-		if err := conn.Call(ctx, wire.MethodFileRemove, wire.PathRequest{Path: f.Path, User: "root"}, nil); err != nil {
+		if err := conn.Call(ctx, wire.MethodFileRemove, wire.PathRequest{Path: f.Path, User: "root"}, &struct{}{}); err != nil {
 			return fmt.Errorf("remove %.200s: %w", f.Path, err)
 		}
 		if f.clean == nil {
