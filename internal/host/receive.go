@@ -163,6 +163,9 @@ func (h *Host) acceptable(ctx context.Context, m *pack.Manifest, tag string, opt
 		if err := checkLimits(s.Limits); err != nil {
 			return fmt.Errorf("%w: snapshot %s: %w", ErrPack, s.Tag, err)
 		}
+		if err := s.Egress.Validate(); err != nil {
+			return fmt.Errorf("%w: snapshot %s: %w", ErrPack, s.Tag, err)
+		}
 		if !opts.MayWiden && egress.Narrower(&s.Egress, &egress.Policy{}) != nil {
 			return hint(fmt.Errorf("%w: children of %s may reach what they like or some of it, by its record", ErrWider, s.Tag),
 				"ask somebody with a token of scope admin to unpack it")
