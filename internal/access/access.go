@@ -5,19 +5,20 @@ package access
 
 import "fmt"
 
-// Scope is what a principal may do. Each scope includes those before it.
+// Scope is what a principal may do. Each scope includes those before it, but for Pull, which is for one thing alone.
 type Scope int
 
 // Scopes.
 const (
 	None   Scope = iota // nothing: what needs no token, such as a health check
+	Pull                // take snapshots, with all that they hold, from the daemon's registry, and nothing else; Manage and Admin may, too
 	Read                // look: lists, records, metrics; nothing inside a sandbox
 	Use                 // work inside sandboxes: commands, code, files
 	Manage              // make and end them: build, fork, branch, pause, remove
 	Admin               // tokens, the audit log, the host
 )
 
-var names = []string{"none", "read", "use", "manage", "admin"}
+var names = []string{"none", "pull", "read", "use", "manage", "admin"}
 
 func (s Scope) String() string {
 	if s < 0 || int(s) >= len(names) {
@@ -33,7 +34,7 @@ func ParseScope(name string) (Scope, error) {
 			return Scope(i + 1), nil
 		}
 	}
-	return None, fmt.Errorf("scope %.40q: give read, use, manage or admin", name)
+	return None, fmt.Errorf("scope %.40q: give pull, read, use, manage or admin", name)
 }
 
 // Principal is who a request comes from.
@@ -56,6 +57,10 @@ func (p Principal) May(need Scope, sandbox string) bool {
 	}
 	if p.Sandbox != "" && p.Sandbox != sandbox {
 		return false
+	}
+	if need == Pull {
+		// What is in a snapshot is more than a list of it: those who may look have none, nor who works in sandboxes.
+		return p.Sandbox == "" && (p.Scope == Pull || p.Scope >= Manage)
 	}
 	return p.Scope >= need
 }

@@ -12,6 +12,12 @@ func TestMay(t *testing.T) {
 	}{
 		{"the owner, anything", Owner(), Admin, "", true},
 		{"less than needed", Principal{Scope: Use}, Manage, "sba", false},
+		{"to pull", Principal{Scope: Pull}, Pull, "", true},
+		{"a manager pulls", Principal{Scope: Manage}, Pull, "", true},
+		{"who looks does not pull", Principal{Scope: Read}, Pull, "", false},
+		{"who works in sandboxes does not pull", Principal{Scope: Use}, Pull, "", false},
+		{"a sandbox's manager does not pull", Principal{Scope: Manage, Sandbox: "sba"}, Pull, "sba", false},
+		{"who pulls does not look", Principal{Scope: Pull}, Read, "", false},
 		{"as much as needed", Principal{Scope: Use}, Use, "sba", true},
 		{"nobody, what needs nothing", Principal{}, None, "", true},
 		{"nobody, a list", Principal{}, Read, "", false},

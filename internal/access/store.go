@@ -175,14 +175,16 @@ func (s *Store) Create(spec Spec) (Token, string, error) {
 func (spec *Spec) check() error {
 	switch {
 	case spec.Scope <= None || spec.Scope > Admin:
-		return fmt.Errorf("%w: scope %s: give read, use, manage or admin", ErrInvalid, spec.Scope)
+		return fmt.Errorf("%w: scope %s: give pull, read, use, manage or admin", ErrInvalid, spec.Scope)
 	case spec.Sandbox != "" && spec.Scope == Admin:
 		return fmt.Errorf("%w: a token of one sandbox cannot be admin, which is about the host; give read, use or manage", ErrInvalid)
+	case spec.Sandbox != "" && spec.Scope == Pull:
+		return fmt.Errorf("%w: a token of one sandbox takes no snapshots; give read, use or manage", ErrInvalid)
 	case spec.TTL < 0 || spec.TTL > maxTTL:
 		return fmt.Errorf("%w: the time to live is %s", ErrInvalid, spec.TTL)
 	case spec.By.Sandbox != "":
 		return fmt.Errorf("%w: a token of one sandbox makes no tokens", ErrDenied)
-	case spec.Scope > spec.By.Scope:
+	case spec.Scope > spec.By.Scope, spec.Scope == Pull && !spec.By.May(Pull, ""):
 		return fmt.Errorf("%w: scope %s is more than that of who asks, %s", ErrDenied, spec.Scope, spec.By.Scope)
 	}
 	return checkName(spec.Name)

@@ -60,11 +60,11 @@ func (a *App) tokenCreate() *cobra.Command {
 			})
 		},
 	}
-	cmd.Flags().StringVar(&req.Scope, "scope", "use", "read, use, manage or admin")
+	cmd.Flags().StringVar(&req.Scope, "scope", "use", "read, use, manage or admin; or pull, for another forkd that takes snapshots from this one")
 	cmd.Flags().StringVar(&req.Sandbox, "sandbox", "", "it opens this sandbox alone, and ends with it")
 	cmd.Flags().BoolVar(&req.E2B, "e2b", false, "in the form that E2B's clients take for E2B_API_KEY")
 	cmd.Flags().DurationVar(&expires, "expires", 0, "it is good for so long, such as 24h (default: until it is revoked)")
-	_ = cmd.RegisterFlagCompletionFunc("scope", cobra.FixedCompletions([]string{"read", "use", "manage", "admin"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("scope", cobra.FixedCompletions([]string{"pull", "read", "use", "manage", "admin"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("sandbox", a.completeSandboxes(0))
 	return cmd
 }

@@ -152,7 +152,7 @@ func (s *Server) checkToken(w http.ResponseWriter, r *http.Request, shown string
 		})
 	}
 	if err != nil {
-		w.Header().Set("WWW-Authenticate", `Bearer realm="forkd"`)
+		w.Header().Set("WWW-Authenticate", challenge(r))
 		if !guess { // nothing was shown
 			return fail(noToken(r))
 		}

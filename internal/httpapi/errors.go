@@ -37,6 +37,7 @@ func kinds() []struct {
 		{registry.ErrForeign, api.CodeInvalid},
 		{registry.ErrDenied, api.CodeDenied},
 		{registry.ErrNotFound, api.CodeNotFound},
+		{registry.ErrUnknown, api.CodeNotFound},
 		{registry.ErrRegistry, api.CodeBadGateway},
 		{pack.ErrVersion, api.CodeIncompatible},
 		{pack.ErrFormat, api.CodeInvalid},

@@ -146,6 +146,9 @@ func shownBy(r *http.Request) (string, bool) {
 	if ingressOf(r) != nil {
 		return serviceToken(r)
 	}
+	if isRegistry(r) {
+		return basicToken(r)
+	}
 	return bearer(r)
 }
 

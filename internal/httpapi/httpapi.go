@@ -18,6 +18,7 @@ import (
 	"forkd.dev/forkd/internal/audit"
 	"forkd.dev/forkd/internal/host"
 	"forkd.dev/forkd/internal/metrics"
+	"forkd.dev/forkd/internal/registry"
 )
 
 // Server serves the API over a host.
@@ -28,7 +29,8 @@ type Server struct {
 	Tokens  *access.Store
 	Audit   *audit.Log // nil: nothing is written down
 	Metrics *metrics.Metrics
-	TCP     Listener // nil: none can be opened
+	TCP     Listener        // nil: none can be opened
+	Shelf   *registry.Shelf // nil: it is no registry
 	// ManageWidens: scope manage is enough to let sandboxes reach more than their snapshots say; else it takes admin.
 	ManageWidens bool
 	// Domain is below which services of sandboxes are served by name, as PORT-ID.DOMAIN, in lower case; "": they are not.

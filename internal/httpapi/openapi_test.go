@@ -92,7 +92,7 @@ func generate(t *testing.T) []byte {
 		if d == nil || strings.HasSuffix(op.pattern, "...}") && !d.raw {
 			continue
 		}
-		method, path, one := strings.Cut(op.pattern, " ")
+		method, path, one := strings.Cut(strings.TrimSuffix(op.pattern, "{$}"), " ")
 		if !one { // any, of which a document needs one
 			method, path = http.MethodGet, strings.ReplaceAll(op.pattern, "...", "")
 		}

@@ -19,12 +19,13 @@ type operation struct {
 	handle  handler
 }
 
-// path is the pattern without the method, which one for any method has none of.
+// path is the pattern without the method, which one for any method has none of, and without the mark of its end.
 func (op operation) path() string {
-	if _, path, ok := strings.Cut(op.pattern, " "); ok {
+	pattern := strings.TrimSuffix(op.pattern, "{$}")
+	if _, path, ok := strings.Cut(pattern, " "); ok {
 		return path
 	}
-	return op.pattern
+	return pattern
 }
 
 // operations is the whole API, once: the routes, the check of who may use them, the names in the audit log and the

@@ -2,7 +2,9 @@ package httpapi
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +20,9 @@ func (s *Server) registryOperations() []operation {
 	return []operation{
 		{"POST /v1/snapshots/{tag}/push", access.Admin, "Bring a snapshot to a registry", s.push},
 		{"POST /v1/pulls", access.Admin, "Make snapshots of one in a registry", s.pull},
+		{"GET /v2/{$}", access.Pull, "Say that this is a registry", s.registryHello},
+		{"GET /v2/snapshots/manifests/{ref}", access.Pull, "A snapshot's manifest, by its tag or by digest", s.registryManifest},
+		{"GET /v2/snapshots/blobs/{digest}", access.Pull, "A blob of a snapshot, or a range of it", s.registryBlob},
 	}
 }
 
@@ -34,8 +39,64 @@ func registryDocuments() map[string]*document {
 				"The reply is one JSON object a line as it goes; the last has `pulled`, `verified` or `error`. When the connection ends the pull does, and another goes on from there.",
 			replies: []response{{status: http.StatusOK, of: api.TransferEvent{}, media: jsonLines}},
 		},
+		"GET /v2/{$}": {
+			id: "registry", about: "Of the protocol of registries, read only: another forkd pulls HOST:PORT/snapshots:TAG. A token is the password of HTTP's basic authentication, with any name.",
+			replies: ok(struct{}{}),
+		},
+		"GET /v2/snapshots/manifests/{ref}": {
+			id: "registryManifest", about: "What it names can be asked for while the manifest was asked for lately.",
+			replies: []response{{status: http.StatusOK, media: "application/vnd.oci.image.manifest.v1+json", about: "The manifest."}},
+		},
+		"GET /v2/snapshots/blobs/{digest}": {
+			id: "registryBlob", replies: []response{
+				{status: http.StatusOK, media: bytesType, about: "The blob."},
+				{status: http.StatusPartialContent, media: bytesType, about: "The range that was asked for."},
+			},
+		},
 	}
 }
+
+// isRegistry reports whether a request is for the daemon as a registry, whose clients show names and passwords.
+func isRegistry(r *http.Request) bool {
+	return r.URL.Path == "/v2/" || strings.HasPrefix(r.URL.Path, "/v2/snapshots/")
+}
+
+// basicToken is the password that a request shows, whatever the name. A bearer is taken as well.
+func basicToken(r *http.Request) (string, bool) {
+	if _, password, ok := r.BasicAuth(); ok && len(r.Header.Values("Authorization")) == 1 {
+		return password, true
+	}
+	return bearer(r)
+}
+
+// challenge says how to show a token.
+func challenge(r *http.Request) string {
+	if foreignOf(r) == nil && isRegistry(r) {
+		return `Basic realm="forkd"`
+	}
+	return `Bearer realm="forkd"`
+}
+
+func (s *Server) registryHello(w http.ResponseWriter, _ *http.Request) error {
+	w.Header().Set("Docker-Distribution-API-Version", "registry/2.0")
+	return Reply(w, http.StatusOK, struct{}{})
+}
+
+func (s *Server) registryManifest(w http.ResponseWriter, r *http.Request) error {
+	if s.Shelf == nil {
+		return errNoRegistry
+	}
+	return s.Shelf.ServeManifest(w, r, r.PathValue("ref"))
+}
+
+func (s *Server) registryBlob(w http.ResponseWriter, r *http.Request) error {
+	if s.Shelf == nil {
+		return errNoRegistry
+	}
+	return s.Shelf.ServeBlob(w, r, r.PathValue("digest"))
+}
+
+var errNoRegistry = fmt.Errorf("%w: this daemon is no registry", host.ErrUnsupported)
 
 func login(l *api.RegistryLogin) *registry.Credentials {
 	if l == nil {

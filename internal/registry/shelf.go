@@ -108,6 +108,9 @@ func (s *Shelf) leave(e *entry) {
 	defer s.mu.Unlock()
 	e.users--
 	e.used = time.Now()
+	if e.users == 0 {
+		time.AfterFunc(s.Idle+time.Second, s.Trim)
+	}
 }
 
 // Trim lets go of what nobody has asked for lately.
