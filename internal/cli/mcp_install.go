@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -76,7 +77,11 @@ func (a *App) installMCP(c *mcp.Client, yes bool) error {
 		if snippetErr != nil {
 			return snippetErr
 		}
-		return &hinted{err, "add this to it by hand:\n" + snippet}
+		what := "add this to it by hand:\n"
+		if token := p.Env["FORKD_TOKEN"]; token != "" {
+			what, snippet = "add this to it by hand, with FORKD_TOKEN for …:\n", strings.ReplaceAll(snippet, token, "…")
+		}
+		return &hinted{err, what + snippet}
 	}
 	if err != nil {
 		return err
@@ -86,7 +91,7 @@ func (a *App) installMCP(c *mcp.Client, yes bool) error {
 		return nil
 	}
 	fmt.Fprintf(a.Out, "--- %s\n", c.File)
-	if err := printChange(a.Out, string(before), string(after)); err != nil {
+	if err := printChange(a.Out, string(before), string(after), p.Env["FORKD_TOKEN"]); err != nil {
 		return err
 	}
 	if !yes {
@@ -97,6 +102,15 @@ func (a *App) installMCP(c *mcp.Client, yes bool) error {
 		if err != nil || !sure {
 			a.progress("nothing is written")
 			return err
+		}
+	}
+	now, err := os.ReadFile(c.File)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read %s's configuration: %w", c.Name, err)
+	}
+	if string(now) != string(before) { // some clients write their state into it all the time
+		if after, err = c.Configure(now, p); err != nil {
+			return &hinted{fmt.Errorf("nothing is written, because the file was changed meanwhile: %w", err), "forkd mcp install " + c.Name}
 		}
 	}
 	if err := replaceFile(c.File, after); err != nil {
@@ -112,9 +126,13 @@ func replaceFile(path string, text []byte) error {
 	if target, err := filepath.EvalSymlinks(path); err == nil {
 		path = target
 	}
-	mode := fs.FileMode(0o600)
+	mode, owner := fs.FileMode(0o600), -1
+	group := -1
 	if info, err := os.Stat(path); err == nil {
 		mode = info.Mode().Perm()
+		if s, ok := info.Sys().(*syscall.Stat_t); ok {
+			owner, group = int(s.Uid), int(s.Gid)
+		}
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -124,6 +142,9 @@ func replaceFile(path string, text []byte) error {
 		return err
 	}
 	_, err = f.Write(text)
+	if os.Geteuid() == 0 { // who asks by sudo still owns it
+		err = errors.Join(err, f.Chown(owner, group))
+	}
 	err = errors.Join(err, f.Chmod(mode), f.Close())
 	if err == nil {
 		err = os.Rename(f.Name(), path)
@@ -134,9 +155,12 @@ func replaceFile(path string, text []byte) error {
 	return nil
 }
 
-// printChange shows the lines that differ, between two of their neighbours.
-func printChange(w io.Writer, before, after string) error {
+// printChange shows the lines that differ, between two of their neighbours, without the secret.
+func printChange(w io.Writer, before, after, secret string) error {
 	const around = 2
+	if secret != "" {
+		before, after = strings.ReplaceAll(before, secret, "…"), strings.ReplaceAll(after, secret, "…")
+	}
 	old, now := lines(before), lines(after)
 	head := 0
 	for head < len(old) && head < len(now) && old[head] == now[head] {

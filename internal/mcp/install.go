@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 )
 
 // Program is how a client starts this server.
@@ -60,7 +62,7 @@ func (c *Client) Configure(text []byte, p Program) ([]byte, error) {
 			return nil, fmt.Errorf("%s: %s: %w: %w", c.File, c.key, ErrForeign, err)
 		}
 	}
-	entry, err := c.entry(p)
+	entry, err := c.entry(p, servers.get(serverName))
 	if err != nil {
 		return nil, err
 	}
@@ -88,14 +90,48 @@ func (c *Client) Snippet(p Program) (string, error) {
 	return string(text), err
 }
 
-func (c *Client) entry(p Program) (json.RawMessage, error) {
-	if c.kind == "" {
-		return plainJSON(p)
+// entry is this server's. Of one that is there what the user has said stays: that it is disabled, which tools need no asking,
+// variables of his own. How another daemon was reached does not.
+func (c *Client) entry(p Program, have json.RawMessage) (json.RawMessage, error) {
+	out := object{}
+	if out.parse(have) != nil {
+		out = object{}
 	}
-	return plainJSON(struct {
-		Type string `json:"type"`
-		Program
-	}{c.kind, p})
+	env := object{}
+	if env.parse(out.get("env")) != nil {
+		env = object{}
+	}
+	env = slices.DeleteFunc(env, func(m member) bool { return strings.HasPrefix(m.name, "FORKD_") })
+	for _, name := range slices.Sorted(maps.Keys(p.Env)) {
+		value, err := plainJSON(p.Env[name])
+		if err != nil {
+			return nil, err
+		}
+		env.set(name, value)
+	}
+	for _, m := range []struct {
+		name  string
+		value any
+	}{{"type", c.kind}, {"command", p.Command}, {"args", p.Args}} {
+		if m.value == "" {
+			continue
+		}
+		value, err := plainJSON(m.value)
+		if err != nil {
+			return nil, err
+		}
+		out.set(m.name, value)
+	}
+	out = slices.DeleteFunc(out, func(m member) bool { return m.name == "env" && len(env) == 0 || m.name == "url" })
+	if len(env) == 0 {
+		return out.text()
+	}
+	inner, err := env.text()
+	if err != nil {
+		return nil, err
+	}
+	out.set("env", inner)
+	return out.text()
 }
 
 func plainJSON(v any) (json.RawMessage, error) {

@@ -31,6 +31,13 @@ func TestConfigure(t *testing.T) {
 			"others stay", "cline", `{"z": 1e3, "mcpServers": {"b": {"command": "x"}, "forkd": {"command": "old"}, "a": {}}, "y": "<ü>"}`,
 			"{\n  \"z\": 1e3,\n  \"mcpServers\": {\n    \"b\": {\n      \"command\": \"x\"\n    },\n    \"forkd\": " + entry + ",\n    \"a\": {}\n  },\n  \"y\": \"<ü>\"\n}\n",
 		},
+		{
+			"what the user said of it stays", "cursor",
+			`{"mcpServers": {"forkd": {"disabled": true, "command": "old", "env": {"FORKD_HOST": "gone", "MINE": "1"}, "alwaysAllow": ["tree"]}}}`,
+			"{\n  \"mcpServers\": {\n    \"forkd\": {\n      \"disabled\": true,\n      \"command\": \"/opt/forkd\",\n      \"env\": {\n        \"MINE\": \"1\",\n" +
+				"        \"FORKD_HOME\": \"/h<1>\"\n      },\n      \"alwaysAllow\": [\n        \"tree\"\n      ],\n      \"args\": [\n        \"mcp\"\n      ]\n    }\n  }\n}\n",
+		},
+		{"an entry that is none", "cursor", `{"mcpServers": {"forkd": 7}}`, "{\n  \"mcpServers\": {\n    \"forkd\": " + entry + "\n  }\n}\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			client := clients[c.client]
