@@ -83,7 +83,7 @@ func (a *App) address(ctx context.Context, c *client.Client, bind string) (strin
 
 // missingTemplates says which of the templates are not there that E2B's clients ask for when they are told nothing.
 func (a *App) missingTemplates(ctx context.Context, c *client.Client) {
-	for _, tag := range []string{"base", "code-interpreter-v1"} {
+	for _, tag := range e2bTemplates() {
 		_, err := c.SnapshotInfo(ctx, tag)
 		if e, ok := errors.AsType[*api.Error](err); ok && e.Code == api.CodeNotFound {
 			a.progress("the template %s is not built yet: %s build %s -t %s", tag, a.Name, tag, tag)

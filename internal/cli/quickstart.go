@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -63,16 +64,86 @@ func expressions() []string {
 }
 
 func (a *App) quickstart() *cobra.Command {
-	return &cobra.Command{
+	var templates bool
+	cmd := &cobra.Command{
 		Use: "quickstart", Short: "From nothing to ten warm forks: check, build, fork, evaluate",
 		Long: "Checks the host, builds the default parent (Debian, Python, numpy) if it is not there, forks ten children of\n" +
-			"it, evaluates a different expression in each, keeps one and ends the rest. May be run again and again.",
+			"it, evaluates a different expression in each, keeps one and ends the rest. May be run again and again.\n" +
+			"With --e2b it then builds what E2B's clients start when they name no template, if it is not there: base and\n" +
+			"code-interpreter-v1. Interrupted, it goes on from what is there when it is run again.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			begin := time.Now() // a daemon that has to be started is part of it
-			return a.withDaemon(cmd.Context(), func(c *client.Client) error { return a.doQuickstart(cmd.Context(), c, begin) })
+			return a.withDaemon(cmd.Context(), func(c *client.Client) error {
+				if err := a.doQuickstart(cmd.Context(), c, begin); err != nil || !templates {
+					return err
+				}
+				return a.ensureTemplates(cmd.Context(), c)
+			})
 		},
 	}
+	cmd.Flags().BoolVar(&templates, "e2b", false, "then build the templates of E2B's clients: two images, minutes without KVM, once")
+	return cmd
+}
+
+// e2bTemplates are what E2B's clients start when they are told nothing. Recipes of these names come with forkd.
+func e2bTemplates() []string { return []string{"base", "code-interpreter-v1"} }
+
+// ensureTemplates builds those of E2B's clients' templates that are not there, or not of this version's machines.
+func (a *App) ensureTemplates(ctx context.Context, c *client.Client) error {
+	for _, tag := range e2bTemplates() {
+		err := tryFork(ctx, c, tag)
+		e, ok := errors.AsType[*api.Error](err)
+		switch {
+		case err == nil:
+			a.progress("template %s of E2B's clients is there", tag)
+			continue
+		case !ok || e.Code != api.CodeNotFound && e.Code != api.CodeIncompatible:
+			return fmt.Errorf("template %s: %w", tag, err)
+		}
+		dir, found := recipes.Find(tag)
+		if !found {
+			return fmt.Errorf("recipe %s is missing from this program", tag)
+		}
+		a.progress("building template %s for E2B's clients, once: packages to download, minutes without KVM. Interrupt it if you need none:\n"+
+			"%s build %s -t %s does the same later", tag, a.Name, tag, tag)
+		begin := time.Now()
+		opts := client.BuildOptions{Tag: tag, Replace: e.Code == api.CodeIncompatible}
+		info, err := a.doBuild(ctx, c, dir, "recipe.yaml", opts)
+		if err != nil {
+			return err
+		}
+		a.progress("template %s is ready after %s, %s on disk", tag, time.Since(begin).Round(time.Second), size(info.StoredBytes+imageBytes(ctx, c, tag)))
+	}
+	a.progress("E2B's clients: eval \"$(%s env e2b)\"", a.Name)
+	return nil
+}
+
+// imageBytes is what the image of a snapshot takes.
+func imageBytes(ctx context.Context, c *client.Client, tag string) int64 {
+	images, err := c.Images(ctx)
+	if err != nil {
+		return 0 // what was built is there all the same
+	}
+	for _, i := range images {
+		if slices.Contains(i.Snapshots, tag) {
+			return i.StoredBytes
+		}
+	}
+	return 0
+}
+
+// tryFork makes a child and ends it.
+func tryFork(ctx context.Context, c *client.Client, tag string) error {
+	one := 1
+	children, err := c.Fork(ctx, api.ForkRequest{SnapshotTag: tag, N: &one, Labels: map[string]string{quickstartLabel: "template"}})
+	if err != nil {
+		return err
+	}
+	for _, s := range children {
+		err = errors.Join(err, c.Kill(ctx, s.ID))
+	}
+	return err
 }
 
 func (a *App) doQuickstart(ctx context.Context, c *client.Client, begin time.Time) (err error) {

@@ -16,6 +16,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -324,41 +325,43 @@ func (s *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 	if present(spec.Registry) {
 		return unsupported("fromImageRegistry: registries are opened by the docker configuration of the daemon's user here")
 	}
-	text, lines, err := s.dockerfileOf(&spec)
+	f, err := s.dockerfileOf(&spec)
 	if err != nil {
 		return err
 	}
 	j.mu.Lock()
 	begun := j.status != buildWaiting
 	if !begun {
-		j.status, j.lines = buildRuns, lines
+		j.status, j.lines = buildRuns, f.lines
 	}
 	j.mu.Unlock()
 	if begun {
 		return &api.Error{Code: api.CodeWrongState, Message: fmt.Sprintf("build %s has begun already", j.id)}
 	}
-	if _, ok := snapshotIn(text); ok && j.machine != (image.Machine{}) {
+	if _, ok := snapshotIn(f.text); ok && j.machine != (image.Machine{}) {
 		j.say("warn", "", "cpuCount, memoryMB and minFreeDiskMb are not used: a template that stands on another has its machine")
 	}
 	httpapi.NoteCreated(r, "snapshot", j.tag)
 	s.builds.wait.Go(func() {
-		err := s.build(s.Life, j, &spec, text)
+		err := s.build(s.Life, j, &spec, f)
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		if j.status = buildReady; err == nil {
 			return
 		}
-		e := httpapi.ToAPI(err)
-		j.status, j.reason = buildError, &buildReason{Message: words(e), Step: j.stepOf(e.Message)}
+		e := *httpapi.ToAPI(err)
+		step := j.stepOf(e.Message)
 		if errors.Is(err, host.ErrWarmup) {
-			j.reason.Step = "finalize"
+			step = "finalize"
 		}
-		j.logs = append(j.logs, buildLog{time.Now().UTC(), "error", words(e), j.reason.Step})
+		e.Message = linePattern.ReplaceAllString(e.Message, "") // of a file that nobody has written
+		j.status, j.reason = buildError, &buildReason{Message: words(&e), Step: step}
+		j.logs = append(j.logs, buildLog{time.Now().UTC(), "error", words(&e), step})
 	})
 	return empty(w, http.StatusAccepted)
 }
 
-var linePattern = regexp.MustCompile(`\btemplate:(\d+):`)
+var linePattern = regexp.MustCompile(`\btemplate:(\d+): `)
 
 // stepOf finds which step a message is about. It is called with mu held.
 func (j *templateJob) stepOf(message string) string {
@@ -412,7 +415,14 @@ func (s *Server) baseOf(spec *templateSpec) (from, user, dir string, err error) 
 const makeUser = `set -e
 [ -x /bin/bash ] || ! command -v apk >/dev/null || apk add --no-cache bash >/dev/null
 [ -x /bin/bash ] || { echo "the image has no /bin/bash, in which E2B's clients run every command" >&2; exit 1; }
-id -u user >/dev/null 2>&1 || useradd --create-home --shell /bin/bash user || adduser -D -s /bin/bash user
+id -u user >/dev/null 2>&1 || useradd --create-home --shell /bin/bash user 2>/dev/null || adduser -D -s /bin/bash user 2>/dev/null || {
+	n=1000
+	while grep -q "^[^:]*:[^:]*:$n:" /etc/passwd /etc/group; do n=$((n + 1)); done
+	echo "user:x:$n:$n::/home/user:/bin/bash" >>/etc/passwd
+	echo "user:x:$n:" >>/etc/group
+	mkdir -p /home/user
+	chown "$n:$n" /home/user
+}
 if command -v sudo >/dev/null; then mkdir -p /etc/sudoers.d; echo 'user ALL=(ALL:ALL) NOPASSWD: ALL' >/etc/sudoers.d/user; fi`
 
 // toolOf is the program that a client's own way to wait needs and the image may not have, "": none.
@@ -432,37 +442,61 @@ if command -v apt-get >/dev/null; then apt-get update -q && DEBIAN_FRONTEND=noni
 elif command -v apk >/dev/null; then apk add --no-cache "$2"; fi >/dev/null
 command -v "$1" >/dev/null || { echo "the ready command needs $1, which the image does not have" >&2; exit 1; }`
 
-// dockerfileOf makes a Dockerfile of a template: its steps are those of one. Lines are as templateJob has them.
-func (s *Server) dockerfileOf(spec *templateSpec) (text []byte, lines []int, err error) {
+// templateText is a template as a Dockerfile.
+type templateText struct {
+	text   []byte
+	lines  []int          // as templateJob has them
+	titles map[int]string // as host.DockerfileSpec has them
+}
+
+// dockerfileOf makes a Dockerfile of a template: its steps are those of one.
+func (s *Server) dockerfileOf(spec *templateSpec) (*templateText, error) {
 	from, user, dir, err := s.baseOf(spec)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
+	f := &templateText{titles: map[int]string{}}
 	var b bytes.Buffer
-	write := func(step int, text string) {
-		b.WriteString(text + "\n")
-		for range strings.Count(text, "\n") + 1 {
-			lines = append(lines, step)
+	write := func(step int, title, text string) {
+		for line := range strings.SplitSeq(text, "\n") {
+			b.WriteString(line + "\n")
+			f.lines = append(f.lines, step)
+			if title != "" {
+				f.titles[len(f.lines)] = title
+			}
 		}
 	}
-	write(0, "FROM "+from)
+	write(0, "", "FROM "+from)
 	if !strings.HasPrefix(from, "snapshot:") {
-		write(0, "USER root\nRUN "+list("/bin/sh", "-c", makeUser))
+		write(0, "the user named user", "USER root\nRUN "+list("/bin/sh", "-c", makeUser))
 	}
 	if program, pkg := toolOf(spec.Ready); program != "" {
-		write(0, "USER root\nRUN "+list("/bin/sh", "-c", installTool, "sh", program, pkg))
+		write(0, program+" for the ready command", "USER root\nRUN "+list("/bin/sh", "-c", installTool, "sh", program, pkg))
 	}
-	write(0, "USER "+user+"\nWORKDIR "+literal(dir))
+	write(0, "", "USER "+user+"\nWORKDIR "+literal(dir))
 	for i, step := range spec.Steps {
 		line, err := step.line(&user, &dir)
 		if err != nil {
-			return nil, nil, fmt.Errorf("step %d: %w", i+1, err)
+			return nil, fmt.Errorf("step %d: %w", i+1, err)
 		}
-		write(i+1, line)
+		write(i+1, step.title(), line)
 	}
-	fmt.Fprintf(&b, "USER %s\n", user)
-	fmt.Fprintf(&b, "WORKDIR %s\n", literal(dir))
-	return b.Bytes(), lines, nil
+	f.text = b.Bytes()
+	return f, nil
+}
+
+// title is what a step is called in logs and errors, as its client has written it.
+func (t *templateStep) title() string {
+	args := slices.DeleteFunc(slices.Clone(t.Args), func(a string) bool { return a == "" })
+	if t.Type == "RUN" && len(args) > 1 {
+		args = []string{args[0], "(as " + args[1] + ")"}
+	}
+	const longest = 200
+	text := []rune(strings.Join(strings.Fields(t.Type+" "+strings.Join(args, " ")), " "))
+	if len(text) > longest {
+		text = append(text[:longest-1], '…')
+	}
+	return string(text)
 }
 
 // literal keeps a Dockerfile from substituting variables.
@@ -625,7 +659,7 @@ func (s *Server) addUpload(c *dockerfile.Context, hash string, left *int64) erro
 }
 
 // build makes the snapshot: of the steps, with what is to be started running in it.
-func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, text []byte) error {
+func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, f *templateText) error {
 	dir, err := s.Host.TempDir("template-")
 	if err != nil {
 		return err
@@ -637,7 +671,7 @@ func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, 
 	}
 	defer files.Close()
 	var above egress.Policy
-	base, onTemplate := snapshotIn(text)
+	base, onTemplate := snapshotIn(f.text)
 	if onTemplate {
 		above = s.Host.SnapshotEgress(base)
 	}
@@ -646,7 +680,7 @@ func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, 
 	if err != nil {
 		return err
 	}
-	d := &host.DockerfileSpec{Name: templateFile, Text: text, Context: files, Network: network, Warmup: warmup}
+	d := &host.DockerfileSpec{Name: templateFile, Text: f.text, Titles: f.titles, Context: files, Network: network, Warmup: warmup}
 	if !onTemplate {
 		d.Machine = j.machine
 	}
@@ -656,8 +690,8 @@ func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, 
 	}
 	say := func(e host.Event) {
 		words := e.Message
-		if e.Title != "" {
-			words = strings.TrimSpace(e.Title + " " + words)
+		if e.Cached && e.Title != "" {
+			words += " (done before)"
 		}
 		j.say("info", "", "[%s] %s", e.Step, words)
 	}

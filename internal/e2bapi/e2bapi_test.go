@@ -23,6 +23,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/access"
 	"forkd.dev/forkd/internal/guest/wire"
 	"forkd.dev/forkd/internal/host"
@@ -307,7 +308,7 @@ func TestGiven(t *testing.T) {
 func TestDockerfile(t *testing.T) {
 	hash := strings.Repeat("ab", 32)
 	s := New(Config{})
-	text, steps, err := s.dockerfileOf(&templateSpec{FromImage: "python:3.12", Steps: []templateStep{
+	f, err := s.dockerfileOf(&templateSpec{FromImage: "python:3.12", Steps: []templateStep{
 		{Type: "ENV", Args: []string{"A", `x "y" $Z \ z`, "B", "2"}},
 		{Type: "RUN", Args: []string{"echo \"$A\"\necho '$B' \\", "root"}},
 		{Type: "WORKDIR", Args: []string{"/with space"}},
@@ -318,6 +319,7 @@ func TestDockerfile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	text, steps := f.text, f.lines
 	if _, err := dockerfile.Parse("template", text); err != nil {
 		t.Fatalf("%v\n%s", err, text)
 	}
@@ -332,6 +334,9 @@ func TestDockerfile(t *testing.T) {
 	for i, line := range lines[:len(steps)] {
 		if strings.Contains(line, `"id"`) && steps[i] != 6 {
 			t.Errorf("line %d is of step %d", i+1, steps[i])
+		}
+		if strings.Contains(line, `"id"`) && f.titles[i+1] != "RUN id" {
+			t.Errorf("line %d is called %q", i+1, f.titles[i+1])
 		}
 		if strings.HasPrefix(line, "FROM") && steps[i] != 0 {
 			t.Errorf("FROM is of step %d", steps[i])
@@ -353,7 +358,7 @@ func TestDockerfile(t *testing.T) {
 		{Type: "RUN", Args: []string{"id", "root\nFROM snapshot:x"}},
 		{Type: "RUN", Args: []string{"id", "$USER"}},
 	} {
-		if _, _, err := s.dockerfileOf(&templateSpec{FromImage: "x", Steps: []templateStep{bad}}); err == nil {
+		if _, err := s.dockerfileOf(&templateSpec{FromImage: "x", Steps: []templateStep{bad}}); err == nil {
 			t.Errorf("%+v is taken", bad)
 		}
 	}
@@ -559,5 +564,94 @@ func TestPurposes(t *testing.T) {
 		if ok != c.want || ok && (token.Scope != access.Use || token.Sandbox != c.sandbox) {
 			t.Errorf("%s %v: %v %+v", c.sandbox, c.purposes, ok, token)
 		}
+	}
+}
+
+// TestWarmup: what a template starts and waits for, with the client's own way to wait for a port without ss.
+func TestWarmup(t *testing.T) {
+	const port = `[ -n "$(ss -Htuln sport = :8080)" ]`
+	for _, c := range []struct {
+		start, ready string
+		service      bool
+		want         string // in what is waited for
+	}{
+		{"", "", false, ""},
+		{"serve", "", true, usualWait},
+		{"serve", port, true, ":1F90 "},
+		{"serve", `[ -f "/tmp/x y" ] # '`, true, `[ -f "/tmp/x y" ] # '`},
+		{"", port, false, ":1F90 "},
+		{"serve", `[ -n "$(ss -Htuln sport = :99999)" ]`, true, "ss -Htuln"},
+	} {
+		w, err := warmupOf(&templateSpec{Start: c.start, Ready: c.ready})
+		if err != nil {
+			t.Errorf("%q, %q: %v", c.start, c.ready, err)
+			continue
+		}
+		switch {
+		case c.want == "":
+			if w != nil {
+				t.Errorf("of nothing: %+v", w)
+			}
+		case c.service:
+			if len(w.Services) != 1 || w.Services[0].Command[3] != c.start || !strings.Contains(w.Services[0].Ready[0].Command[3], c.want) {
+				t.Errorf("%q, %q: %+v", c.start, c.ready, w)
+			}
+		case len(w.Services) > 0 || !strings.Contains(w.Command[3], c.want):
+			t.Errorf("%q, %q: %+v", c.start, c.ready, w)
+		}
+	}
+	for ready, want := range map[string]string{
+		`curl -s -o /dev/null -w "%{http_code}" http://localhost/ | grep -q "200"`: "curl", "pgrep nginx > /dev/null": "pgrep", port: "", "true": "",
+	} {
+		if got, _ := toolOf(ready); got != want {
+			t.Errorf("%s needs %q", ready, got)
+		}
+	}
+}
+
+func TestMachineOf(t *testing.T) {
+	for _, c := range []struct {
+		cpus         int
+		memory, free int64
+		word         string
+	}{
+		{0, 0, 0, ""},
+		{2, 512, 1024, ""},
+		{65, 0, 0, "cpuCount"},
+		{-1, 0, 0, "cpuCount"},
+		{0, 64, 0, "memoryMB"},
+		{0, 1 << 50, 0, "memoryMB"},
+		{0, 0, -1, "minFreeDiskMb"},
+		{0, 0, 1 << 60, "minFreeDiskMb"},
+	} {
+		m, err := machineOf(c.cpus, c.memory, c.free)
+		if c.word == "" {
+			if err != nil || m.CPUs != c.cpus || m.MemoryBytes != c.memory<<20 || (m.DiskBytes > 0) != (c.free > 0) {
+				t.Errorf("%+v: %+v, %v", c, m, err)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), c.word) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+func TestTitles(t *testing.T) {
+	for _, c := range []struct {
+		step templateStep
+		want string
+	}{
+		{templateStep{Type: "RUN", Args: []string{"a\n  b", "root"}}, "RUN a b (as root)"},
+		{templateStep{Type: "COPY", Args: []string{"a", "/b", "", ""}}, "COPY a /b"},
+		{templateStep{Type: "RUN", Args: []string{strings.Repeat("ä", 500)}}, "RUN " + strings.Repeat("ä", 195) + "…"},
+	} {
+		if got := c.step.title(); got != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+	e := &api.Error{Message: "it failed\noutput:\nwords\n", Hint: "look"}
+	if got := words(e); got != "it failed\noutput:\nwords\ntry: look" {
+		t.Errorf("%q", got)
 	}
 }

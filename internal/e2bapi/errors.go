@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/internal/guest/wire"
@@ -64,6 +65,9 @@ func empty(w http.ResponseWriter, status int) error {
 func words(e *api.Error) string {
 	if e.Hint == "" {
 		return e.Message
+	}
+	if message := strings.TrimRight(e.Message, "\n"); strings.Contains(message, "\n") { // it ends with what something printed
+		return message + "\ntry: " + e.Hint
 	}
 	return e.Message + "; try: " + e.Hint
 }

@@ -30,6 +30,7 @@ type DockerfileSpec struct {
 	Bases   map[string]fs.FS // the files of bases that are paths on the client's machine, by what FROM says
 	Machine image.Machine    // of zero fields the defaults, or what the base has
 	Network *image.Network   // nil: none, or that of the snapshot it stands on
+	Titles  map[int]string   // what instructions are called in progress and errors, by their line; others by their own text
 	Warmup  *image.Warmup    // what runs last, in the machine that is kept, as a recipe's; its code is not read from a file
 }
 
@@ -189,11 +190,14 @@ func (d *dockerBuild) plan(ctx context.Context, t *dockerfile.Build) (*stage, []
 // step is an operation as a step.
 func (d *dockerBuild) step(ctx context.Context, at string, op *dockerfile.Op) (buildStep, error) {
 	s := buildStep{title: op.Text, kept: true}
+	if title, ok := d.spec.Titles[op.Line]; ok {
+		s.title = title
+	}
 	fail := func(err error) error {
 		if err == nil {
 			return nil
 		}
-		return d.at(op.Line, fmt.Errorf("%s: %w", op.Text, err))
+		return d.at(op.Line, fmt.Errorf("%s: %w", s.title, err))
 	}
 	switch {
 	case op.Run != nil:
