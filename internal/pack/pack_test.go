@@ -49,7 +49,7 @@ func (h *home) write(pageSize, size int64, parent layer.Digest, seed uint64, pag
 	h.t.Helper()
 	r := rand.New(rand.NewPCG(seed, 1))
 	data := make([]byte, size)
-	for i := 0; i < len(data); i += 32 {
+	for i := 0; i < len(data) && h.pages > 2; i += 32 {
 		binary.LittleEndian.PutUint64(data[i:], r.Uint64()) // it compresses, but not to nothing
 	}
 	info, err := h.layers.Write(h.t.Context(), layer.WriteSpec{
