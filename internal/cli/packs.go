@@ -1,7 +1,9 @@
 package cli
 
 import (
+	"bytes"
 	"context"
+	"embed"
 	"errors"
 	"fmt"
 	"io"
@@ -17,7 +19,9 @@ import (
 
 	"forkd.dev/forkd/api"
 	"forkd.dev/forkd/client"
+	"forkd.dev/forkd/internal/image"
 	"forkd.dev/forkd/internal/pack"
+	"forkd.dev/forkd/internal/store"
 )
 
 // packSuffix is what a pack's name ends with, unless the user gives another.
@@ -180,36 +184,70 @@ func scrubRows(s *pack.Scrub) [][]string {
 
 func (a *App) unpack() *cobra.Command {
 	var tag string
+	var rewarm bool
 	cmd := &cobra.Command{
 		Use: "unpack FILE [-t TAG]", Short: "Make snapshots of a packed one", Args: cobra.ExactArgs(1),
 		Long: "Make snapshots of a file that forkd pack wrote; - is standard input. What this host cannot run is refused at once. Nothing\n" +
 			"is registered until all of it is there and verified, and nothing that is here is changed: a snapshot below it whose name is\n" +
-			"taken gets another. What is here already is not stored again.\n\n" +
+			"taken gets another. What is here already is not stored again. With --rewarm, what cannot run here is built from the recipe that\n" +
+			"the pack has, if it was made of nothing else.\n\n" +
 			"A snapshot is a running machine: unpack only what comes from somebody whose programs you would run.",
 		Example: "  forkd unpack py.forkd\n  forkd unpack py.forkd -t python-from-alice",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.withDaemon(cmd.Context(), func(c *client.Client) error { return a.doUnpack(cmd.Context(), c, args[0], tag) })
+			return a.withDaemon(cmd.Context(), func(c *client.Client) error { return a.doUnpack(cmd.Context(), c, args[0], tag, rewarm) })
 		},
 	}
 	cmd.Flags().StringVarP(&tag, "tag", "t", "", "name of the snapshot here (default: the one that it has in the pack)")
+	cmd.Flags().BoolVar(&rewarm, "rewarm", false, "build it from its recipe if it cannot run here")
 	return cmd
 }
 
-func (a *App) doUnpack(ctx context.Context, c *client.Client, file, tag string) error {
+func (a *App) doUnpack(ctx context.Context, c *client.Client, file, tag string, rewarm bool) error {
 	r, done, err := a.openPack(file)
 	if err != nil {
 		return err
 	}
 	defer done()
+	var begin bytes.Buffer // up to the end of the manifest, to be sent with the rest
+	p, err := pack.NewReader(io.TeeReader(r, &begin))
+	if err != nil {
+		return fmt.Errorf("unpack %s: %w", file, err)
+	}
+	r = io.MultiReader(&begin, r)
 	m := &meter{}
 	m.name(file)
 	stop := m.show(a)
 	got, err := c.Unpack(ctx, tag, m.reader(r))
 	stop()
+	if refusal, ok := errors.AsType[*api.Error](err); ok && refusal.Code == api.CodeIncompatible && rewarm {
+		return a.rewarm(ctx, c, p.Manifest().Head(), tag, err)
+	}
 	if err != nil {
 		return err
 	}
 	return a.show(got, func(w io.Writer) error { return printUnpacked(w, got) })
+}
+
+// rewarm builds what a pack was made of.
+func (a *App) rewarm(ctx context.Context, c *client.Client, m store.Snapshot, tag string, why error) error {
+	if m.Branch != nil || m.RecipeText == "" {
+		return fmt.Errorf("%w; it cannot be built either: it is a branch of a sandbox, or has no recipe", why)
+	}
+	if _, err := image.ParseRecipe(m.Recipe, []byte(m.RecipeText)); err != nil {
+		return fmt.Errorf("%w; it cannot be built either: its recipe is none that stands alone: %w", why, err)
+	}
+	if tag == "" {
+		tag = m.Tag
+	}
+	a.progress("it cannot run here, and is built from its recipe: %s", printable(why.Error()))
+	snap, err := a.buildText(ctx, c, embed.FS{}, m.Recipe, []byte(m.RecipeText), client.BuildOptions{Tag: tag})
+	if err != nil {
+		return err
+	}
+	return a.show(snap, func(w io.Writer) error {
+		_, err := fmt.Fprintln(w, snap.Tag)
+		return err
+	})
 }
 
 func (a *App) openPack(file string) (r io.Reader, done func(), err error) {
