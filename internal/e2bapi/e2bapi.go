@@ -44,8 +44,7 @@ type Config struct {
 type Server struct {
 	Config
 
-	builds  builds
-	written written
+	builds builds
 }
 
 // New makes a server.
