@@ -37,12 +37,21 @@ class Controller:
         return self.client.transport.request(method, path, json=body, **options)
 
     def list_snapshots(self) -> list[dict[str, Any]]:
-        """Every snapshot."""
+        """Every snapshot.
+
+        >>> "python-numpy" in [s["tag"] for s in Controller().list_snapshots()]
+        True
+        """
         reply: list[dict[str, Any]] = self._ask("GET", "/v1/snapshots")
         return reply
 
     def delete_snapshot(self, tag: str) -> None:
-        """Removes a snapshot."""
+        """Removes a snapshot.
+
+        >>> c = Controller()
+        >>> tag = c.branch_sandbox(sandbox.id)["tag"]
+        >>> c.delete_snapshot(tag)
+        """
         self._ask("DELETE", f"/v1/snapshots/{segment(tag)}")
 
     def spawn_sandboxes(
@@ -55,7 +64,12 @@ class Controller:
         live_fork: bool = False,
         hugepages: bool = False,
     ) -> list[dict[str, Any]]:
-        """Forks ``n`` children. What of the wishes is not granted is in the children's ``warnings``."""
+        """Forks ``n`` children. What of the wishes is not granted is in the children's ``warnings``.
+
+        >>> c = Controller()
+        >>> [child] = c.spawn_sandboxes("python-numpy")
+        >>> c.kill_sandbox(child["id"])
+        """
         body = clean(
             snapshot_tag=snapshot_tag,
             n=n,
@@ -69,17 +83,32 @@ class Controller:
         return reply
 
     def list_sandboxes(self) -> list[dict[str, Any]]:
-        """Every sandbox."""
+        """Every sandbox.
+
+        >>> sandbox.id in [s["id"] for s in Controller().list_sandboxes()]
+        True
+        """
         reply: list[dict[str, Any]] = self._ask("GET", "/v1/sandboxes")
         return reply
 
     def get_sandbox(self, sandbox_id: str) -> dict[str, Any]:
-        """One sandbox."""
+        """One sandbox.
+
+        >>> Controller().get_sandbox(sandbox.id)["state"]
+        'running'
+        """
         reply: dict[str, Any] = self._ask("GET", f"/v1/sandboxes/{segment(sandbox_id)}")
         return reply
 
     def kill_sandbox(self, sandbox_id: str) -> None:
-        """Ends a sandbox."""
+        """Ends a sandbox.
+
+        >>> try:
+        ...     Controller().kill_sandbox("none")
+        ... except ControllerError as e:
+        ...     print(e.status)
+        404
+        """
         self._ask("DELETE", f"/v1/sandboxes/{segment(sandbox_id)}")
 
     def branch_sandbox(
@@ -91,7 +120,12 @@ class Controller:
         mode: BranchMode | None = None,
         wait: bool = True,
     ) -> dict[str, Any]:
-        """Captures a sandbox, which runs on. ``diff`` is ``mode="diff"``, and gives way to a mode, as there."""
+        """Captures a sandbox, which runs on. ``diff`` is ``mode="diff"``, and gives way to a mode, as there.
+
+        >>> c = Controller()
+        >>> c.branch_sandbox(sandbox.id, tag="by-controller", wait=False)["tag"]
+        'by-controller'
+        """
         body = clean(
             tag=tag,
             mode=mode,
@@ -103,17 +137,29 @@ class Controller:
         return reply
 
     def exec_command(self, sandbox_id: str, args: list[str], timeout_secs: float = 30) -> dict[str, Any]:
-        """Runs a command: ``stdout``, ``stderr``, ``exit_code``."""
+        """Runs a command: ``stdout``, ``stderr``, ``exit_code``.
+
+        >>> Controller().exec_command(sandbox.id, ["echo", "hi"])["stdout"]
+        'hi\\n'
+        """
         path, limit = f"/v1/sandboxes/{segment(sandbox_id)}/exec", max(self.timeout, timeout_secs + 60)
         reply: dict[str, Any] = self._ask("POST", path, {"args": args, "timeout_secs": timeout_secs}, timeout=limit)
         return reply
 
     def eval_code(self, sandbox_id: str, code: str) -> dict[str, Any]:
-        """Evaluates code: ``result``, ``error``, ``exit_code``."""
+        """Evaluates code: ``result``, ``error``, ``exit_code``.
+
+        >>> Controller().eval_code(sandbox.id, "6 * 7")["result"]
+        '42'
+        """
         reply: dict[str, Any] = self._ask("POST", f"/v1/sandboxes/{segment(sandbox_id)}/eval", {"code": code})
         return reply
 
     def ping_sandbox(self, sandbox_id: str) -> dict[str, Any]:
-        """Asks a sandbox's agent for a sign of life."""
+        """Asks a sandbox's agent for a sign of life.
+
+        >>> Controller().ping_sandbox(sandbox.id)["pong"]
+        True
+        """
         reply: dict[str, Any] = self._ask("POST", f"/v1/sandboxes/{segment(sandbox_id)}/ping")
         return reply

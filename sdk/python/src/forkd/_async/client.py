@@ -29,16 +29,29 @@ class AsyncClient:
         self.transport = AsyncTransport(_config.find(url, token), timeout)
 
     async def version(self) -> VersionInfo:
-        """Who the daemon is."""
+        """Who the daemon is.
+
+        >>> client = AsyncClient()
+        >>> (await client.version()).api
+        'v1'
+        """
         return VersionInfo.load(await self.transport.request("GET", "/version"))
 
     async def host(self) -> dict[str, Any]:
-        """What its host offers, check by check."""
+        """What its host offers, check by check.
+
+        >>> (await sandbox.client.host())["ok"]
+        True
+        """
         reply: dict[str, Any] = await self.transport.request("GET", "/v1/host")
         return reply
 
     async def tree(self, *, steps: bool = False) -> list[TreeNode]:
-        """Images, snapshots and sandboxes as a family tree."""
+        """Images, snapshots and sandboxes as a family tree.
+
+        >>> [node.kind for node in await sandbox.client.tree()][0]
+        'image'
+        """
         reply = await self.transport.request("GET", "/v1/tree", params=clean(all="true" if steps else None))
         return [TreeNode.load(n) for n in reply]
 
@@ -56,6 +69,12 @@ class AsyncClient:
 
         ``types`` are ``sandbox`` or ``sandbox.forked``, …; ``since`` the sequence of the last event that you have seen,
         ``tail`` how many of those before to begin with.
+
+        Raises :class:`InvalidError` for a type that there is not.
+
+        >>> async for event in sandbox.client.events(types=["sandbox.forked"], sandbox=sandbox.id, follow=False):
+        ...     print(event.type, event.sandbox_id == sandbox.id)
+        sandbox.forked True
         """
         params: list[tuple[str, Any]] = [("type", t) for t in types]
         params += list(clean(sandbox=sandbox, snapshot=snapshot, since=since, tail=tail).items())
@@ -65,7 +84,11 @@ class AsyncClient:
                 yield Event.load(event)
 
     async def usage(self, *, labels: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        """What every sandbox costs its host (docs/api.md: Usage)."""
+        """What every sandbox costs its host (docs/api.md: Usage).
+
+        >>> sandbox.id in [u["id"] for u in await sandbox.client.usage()]
+        True
+        """
         params = [("label", f"{k}={v}") for k, v in (labels or {}).items()]
         reply: list[dict[str, Any]] = await self.transport.request("GET", "/v1/usage", params=params)
         return reply
@@ -73,16 +96,33 @@ class AsyncClient:
     async def create_token(
         self, name: str = "", *, scope: str = "use", sandbox: str | None = None, ttl: float | None = None
     ) -> Token:
-        """Makes a token: of scope ``read``, ``use``, ``manage`` or ``admin``; ``ttl`` in seconds, none: for ever."""
+        """Makes a token: of scope ``read``, ``use``, ``manage`` or ``admin``; ``ttl`` in seconds, none: for ever.
+
+        Raises :class:`DeniedError` for who may not do all that the token may.
+
+        >>> token = await sandbox.client.create_token("reader", scope="read", ttl=60)
+        >>> (token.name, token.scope)
+        ('reader', 'read')
+        """
         body = clean(name=name or None, scope=scope, sandbox=sandbox, ttl_seconds=ttl)
         return Token.load(await self.transport.request("POST", "/v1/tokens", json=body))
 
     async def request(self, method: str, path: str, **options: Any) -> Any:
-        """Any request of docs/api.md, for what has no method here: ``json=``, ``params=``, ``headers=``."""
+        """Any request of docs/api.md, for what has no method here: ``json=``, ``params=``, ``headers=``.
+
+        Raises what the daemon says, as all calls do: a class of :class:`APIError`.
+
+        >>> (await sandbox.client.request("GET", "/healthz"))["ok"]
+        True
+        """
         return await self.transport.request(method, path, **options)
 
     async def aclose(self) -> None:
-        """Closes its connections."""
+        """Closes its connections.
+
+        >>> client = AsyncClient()
+        >>> await client.aclose()
+        """
         await self.transport.aclose()
 
     async def __aenter__(self) -> AsyncClient:

@@ -124,7 +124,14 @@ class AsyncCommands:
         tag: str | None = None,
         kill_on_close: bool = False,
     ) -> AsyncProcess:
-        """A terminal of that size with the user's login shell, or a command, in it."""
+        """A terminal of that size with the user's login shell, or a command, in it.
+
+        ``cols`` and ``rows`` are in characters. Raises :class:`InvalidError` for a program that is not there.
+
+        >>> terminal = await sandbox.commands.shell(["stty", "size"], cols=100, rows=40)
+        >>> (await terminal.wait()).stdout
+        '40 100\\r\\n'
+        """
         return await self._open(
             clean(
                 args=None if cmd is None else argv(cmd),
@@ -145,6 +152,14 @@ class AsyncCommands:
 
         What nobody was sent comes first; with ``replay`` all that is kept. ``observe`` looks on from beside: nothing is
         taken from others, and the process is never held back.
+
+        Raises :class:`NotFoundError`.
+
+        >>> async with await sandbox.commands.start("sleep 1; echo done", tag="attached"):
+        ...     pass  # left alone, it goes on
+        >>> process = await sandbox.commands.attach("attached")
+        >>> (await process.wait()).stdout
+        'done\\n'
         """
         return await self._open(
             clean(
@@ -167,19 +182,41 @@ class AsyncCommands:
         return process
 
     async def list(self, *, ended: bool = False) -> list[ProcessInfo]:
-        """Processes that were started from outside; with ``ended`` those too that can still be asked for."""
+        """Processes that were started from outside; with ``ended`` those too that can still be asked for.
+
+        >>> process = await sandbox.commands.start("sleep 60", tag="listed")
+        >>> [p.tag for p in await sandbox.commands.list() if p.pid == process.pid]
+        ['listed']
+        >>> await process.kill()
+        """
         params = {"ended": "true"} if ended else None
         return [ProcessInfo.load(p) for p in await self._t.request("GET", f"{self._base}/processes", params=params)]
 
     async def signal(
         self, process: int | str, signal: str | int = "TERM", *, group: bool = False, tree: bool = False
     ) -> None:
-        """Signals a process, by pid or tag: its group with ``group``, all that came from it with ``tree``."""
+        """Signals a process, by pid or tag: its group with ``group``, all that came from it with ``tree``.
+
+        Raises :class:`NotFoundError` for one that is not there, :class:`InvalidError` for a signal that there is not.
+
+        >>> process = await sandbox.commands.start(["sleep", "60"])
+        >>> await sandbox.commands.signal(process.pid, "TERM")
+        >>> (await process.wait()).exit_code
+        143
+        """
         body = clean(signal=str(signal), group=group or None, tree=tree or None)
         await self._t.request("POST", f"{self._base}/processes/{segment(str(process))}/signal", json=body)
 
     async def kill(self, process: int | str) -> None:
-        """Kills a process and all that came from it."""
+        """Kills a process and all that came from it.
+
+        Raises :class:`NotFoundError`.
+
+        >>> process = await sandbox.commands.start(["sleep", "60"])
+        >>> await sandbox.commands.kill(process.pid)
+        >>> (await process.wait()).exit_code
+        137
+        """
         await self.signal(process, "KILL", tree=True)
 
 
@@ -233,7 +270,16 @@ class AsyncProcess:
     async def wait(
         self, on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None
     ) -> CommandResult:
-        """Reads what is still to come and returns it with the exit code."""
+        """Reads what is still to come and returns it with the exit code.
+
+        Of each stream the first 16 MiB; iterate for more. Raises :class:`ConnectionLostError`, after which :meth:`attach
+        <AsyncCommands.attach>` comes back to it, and :class:`WrongStateError` when the sandbox was ended.
+
+        >>> process = await sandbox.commands.start("echo out; echo err >&2; exit 3")
+        >>> result = await process.wait()
+        >>> (result.stdout, result.stderr, result.exit_code)
+        ('out\\n', 'err\\n', 3)
+        """
         texts = {"stdout": Decoder(), "stderr": Decoder()}
         kept = {"stdout": Kept(), "stderr": Kept()}
         told = {"stdout": on_stdout, "stderr": on_stderr}
@@ -249,33 +295,80 @@ class AsyncProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, once its end was read."""
+        """Its exit code, once its end was read.
+
+        >>> process = await sandbox.commands.start("exit 3")
+        >>> result = await process.wait()
+        >>> process.exit_code
+        3
+        """
         return None if self._end is None else self._end.exit_code
 
     async def write(self, data: str | bytes) -> None:
-        """Writes to its standard input, or types at its terminal."""
+        """Writes to its standard input, or types at its terminal.
+
+        It waits while the process takes none. Raises :class:`ConnectionLostError` when the process has ended.
+
+        >>> process = await sandbox.commands.start(["cat"], stdin=True)
+        >>> await process.write("grüße")
+        >>> await process.close_stdin()
+        >>> (await process.wait()).stdout
+        'grüße'
+        """
         data = data.encode() if isinstance(data, str) else data
         for at in range(0, len(data), 1 << 16):
             await self._ws.send_bytes(b"\0" + data[at : at + (1 << 16)])
 
     async def close_stdin(self) -> None:
-        """Ends its standard input."""
+        """Ends its standard input.
+
+        >>> process = await sandbox.commands.start("cat; echo end", stdin=True)
+        >>> await process.close_stdin()
+        >>> (await process.wait()).stdout
+        'end\\n'
+        """
         await self._ws.send({"type": "eof"})
 
     async def resize(self, cols: int, rows: int) -> None:
-        """Gives its terminal another size."""
+        """Gives its terminal another size.
+
+        >>> terminal = await sandbox.commands.shell(["sh", "-c", "read x; stty size"])
+        >>> await terminal.resize(120, 50)
+        >>> await terminal.write("\\n")
+        >>> "50 120" in (await terminal.wait()).stdout
+        True
+        """
         await self._ws.send({"type": "resize", "cols": cols, "rows": rows})
 
     async def signal(self, signal: str | int = "TERM", *, group: bool = False) -> None:
-        """Signals it, or its process group."""
+        """Signals it, or its process group.
+
+        >>> process = await sandbox.commands.start("trap 'exit 9' USR1; echo ready; while :; do sleep 0.1; done")
+        >>> async for output in process:
+        ...     await process.signal("USR1")
+        >>> process.exit_code
+        9
+        """
         await self._ws.send(clean(type="signal", signal=str(signal), group=group or None))
 
     async def kill(self) -> None:
-        """Kills its process group."""
+        """Kills its process group.
+
+        >>> process = await sandbox.commands.start(["sleep", "60"])
+        >>> await process.kill()
+        >>> (await process.wait()).exit_code
+        137
+        """
         await self.signal("KILL")
 
     async def disconnect(self) -> None:
-        """Leaves it alone; it goes on, unless it was started with ``kill_on_close``."""
+        """Leaves it alone; it goes on, unless it was started with ``kill_on_close``.
+
+        >>> process = await sandbox.commands.start("sleep 1", tag="left")
+        >>> await process.disconnect()
+        >>> "left" in [p.tag for p in await sandbox.commands.list()]
+        True
+        """
         await self._ws.aclose()
 
     async def __aenter__(self) -> AsyncProcess:

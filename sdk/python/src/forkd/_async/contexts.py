@@ -19,7 +19,12 @@ class AsyncContexts:
         self._t, self._base = transport, base
 
     async def list(self) -> list[ContextInfo]:
-        """Those there are."""
+        """Those there are.
+
+        >>> execution = await sandbox.run_code("1")
+        >>> "default" in [c.id for c in await sandbox.contexts.list()]
+        True
+        """
         return [ContextInfo.load(c) for c in await self._t.request("GET", f"{self._base}/contexts")]
 
     async def create(
@@ -31,20 +36,49 @@ class AsyncContexts:
         user: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ContextInfo:
-        """Starts one: ``python`` (if not given), ``shell``, ``javascript``, ``typescript``, or a driver of the image."""
+        """Starts one: ``python`` (if not given), ``shell``, ``javascript``, ``typescript``, or a driver of the image.
+
+        Raises :class:`ExistsError`, and :class:`UnsupportedError` for a language that the image has not.
+
+        >>> context = await sandbox.contexts.create("other", language="python", cwd="/tmp")
+        >>> (await sandbox.run_code("import os; os.getcwd()", context="other")).text
+        "'/tmp'"
+        >>> await sandbox.contexts.remove("other")
+        """
         body = clean(id=id, language=language, cwd=cwd, user=user, env=dict(env or {}))
         return ContextInfo.load(await self._t.request("POST", f"{self._base}/contexts", json=body, once=True))
 
     async def restart(self, id: str) -> ContextInfo:
-        """Ends one and starts it again, with nothing in it."""
+        """Ends one and starts it again, with nothing in it.
+
+        Raises :class:`NotFoundError`.
+
+        >>> context = await sandbox.contexts.create("restarted")
+        >>> execution = await sandbox.run_code("kept = 1", context="restarted")
+        >>> context = await sandbox.contexts.restart("restarted")
+        >>> (await sandbox.run_code("kept", context="restarted")).error.name
+        'NameError'
+        """
         return ContextInfo.load(await self._t.request("POST", f"{self._base}/contexts/{segment(id)}/restart"))
 
     async def interrupt(self, id: str) -> None:
-        """Interrupts what it evaluates, which then ends with ``KeyboardInterrupt``."""
+        """Interrupts what it evaluates, which then ends with ``KeyboardInterrupt``.
+
+        Raises :class:`NotFoundError`.
+
+        >>> context = await sandbox.contexts.create("interrupted")
+        >>> await sandbox.contexts.interrupt("interrupted")  # it does nothing now
+        """
         await self._t.request("POST", f"{self._base}/contexts/{segment(id)}/interrupt")
 
     async def remove(self, id: str) -> None:
-        """Ends one."""
+        """Ends one.
+
+        Raises :class:`NotFoundError`.
+
+        >>> context = await sandbox.contexts.create("removed")
+        >>> await sandbox.contexts.remove("removed")
+        """
         await self._t.request("DELETE", f"{self._base}/contexts/{segment(id)}")
 
     async def run(
@@ -59,7 +93,11 @@ class AsyncContexts:
         on_stderr: Callable[[str], Any] | None = None,
         on_result: Callable[[Result], Any] | None = None,
     ) -> Execution:
-        """See :meth:`AsyncSandbox.run_code`."""
+        """See :meth:`AsyncSandbox.run_code`.
+
+        >>> (await sandbox.contexts.run("6 * 7")).text
+        '42'
+        """
         body = clean(code=code, language=language, context=context, env=dict(env or {}), timeout_secs=timeout)
         done = Execution()
         kept = {"stdout": Kept(), "stderr": Kept()}

@@ -34,7 +34,14 @@ class AsyncFiles:
         return (await self.read_bytes(path, user=user)).decode(encoding)
 
     async def read_bytes(self, path: str, *, user: str | None = None) -> bytes:
-        """A file's bytes."""
+        """A file's bytes.
+
+        Raises what :meth:`read` does.
+
+        >>> info = await sandbox.files.write("/tmp/bytes", b"\\0\\1")
+        >>> await sandbox.files.read_bytes("/tmp/bytes")
+        b'\\x00\\x01'
+        """
         reply = await self._t.send("GET", self._base, params=clean(path=path, user=user))
         return reply.content
 
@@ -42,7 +49,15 @@ class AsyncFiles:
     async def open(
         self, path: str, *, user: str | None = None, size: int = PIECE
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """A file's bytes in pieces, for what does not fit into memory."""
+        """A file's bytes in pieces, for what does not fit into memory.
+
+        ``size`` of the pieces is in bytes. Raises what :meth:`read` does.
+
+        >>> async with sandbox.files.open("/etc/hostname", size=4) as pieces:
+        ...     sizes = [len(piece) async for piece in pieces]
+        >>> sizes[0]
+        4
+        """
         await self._t.ready()
         async with self._t.stream("GET", self._base, params=clean(path=path, user=user)) as reply:
             yield reply.aiter_bytes(size)
@@ -60,6 +75,13 @@ class AsyncFiles:
 
         ``data`` is text, bytes, a file open for reading bytes, or an iterator of bytes. ``mode`` are permission bits
         (``0o755``); a file that is replaced keeps its own. Raises :class:`ExhaustedError` when the disk is full.
+
+        >>> info = await sandbox.files.write("/tmp/new/script", "#!/bin/sh\\necho hi\\n", mode=0o755)
+        >>> (info.size, info.permissions)
+        (18, '-rwxr-xr-x')
+        >>> info = await sandbox.files.write("/tmp/pieces", (b"x" * 1000 for _ in range(3)))
+        >>> info.size
+        3000
         """
         params = clean(path=path, user=user, mode=None if mode is None else f"{mode:o}")
         headers = {f"X-Metadata-{k}": v for k, v in (metadata or {}).items()}
@@ -72,12 +94,26 @@ class AsyncFiles:
         return FileInfo.load(reply[0])
 
     async def upload(self, local: str | os.PathLike[str], path: str, **options: Any) -> FileInfo:
-        """Writes a file of this machine into the sandbox, in pieces. Options are those of :meth:`write`."""
+        """Writes a file of this machine into the sandbox, in pieces. Options are those of :meth:`write`.
+
+        >>> info = await sandbox.files.upload("/etc/hostname", "/tmp/hostname")
+        >>> info.path
+        '/tmp/hostname'
+        """
         with open(local, "rb") as f:
             return await self.write(path, f, **options)
 
     async def download(self, path: str, local: str | os.PathLike[str], *, user: str | None = None) -> int:
-        """Writes a file of the sandbox to this machine, in pieces; returns its size in bytes."""
+        """Writes a file of the sandbox to this machine, in pieces; returns its size in bytes.
+
+        The file here appears when it is complete. Raises what :meth:`read` does.
+
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as local:
+        ...     size = await sandbox.files.download("/etc/hostname", local.name)
+        >>> size == (await sandbox.files.stat("/etc/hostname")).size
+        True
+        """
         size = 0
         with replaced(local) as f:
             async with self.open(path, user=user) as pieces:
@@ -86,11 +122,21 @@ class AsyncFiles:
         return size
 
     async def stat(self, path: str, *, user: str | None = None) -> FileInfo:
-        """Describes a file."""
+        """Describes a file.
+
+        Its ``size`` is in bytes. Raises :class:`NotFoundError`.
+
+        >>> (await sandbox.files.stat("/tmp")).type
+        'dir'
+        """
         return FileInfo.load(await self._t.request("GET", f"{self._base}/stat", params=clean(path=path, user=user)))
 
     async def exists(self, path: str, *, user: str | None = None) -> bool:
-        """Whether there is such a file or directory."""
+        """Whether there is such a file or directory.
+
+        >>> await sandbox.files.exists("/nowhere")
+        False
+        """
         try:
             await self.stat(path, user=user)
         except NotFoundError:
@@ -98,20 +144,44 @@ class AsyncFiles:
         return True
 
     async def list(self, path: str = ".", *, depth: int = 1, user: str | None = None) -> list[FileInfo]:
-        """What is in a directory, down to ``depth`` levels."""
+        """What is in a directory, down to ``depth`` levels.
+
+        Raises :class:`NotFoundError`, :class:`InvalidError` for what is no directory.
+
+        >>> info = await sandbox.files.write("/tmp/listed/a", "")
+        >>> [f.name for f in await sandbox.files.list("/tmp/listed")]
+        ['a']
+        """
         params = clean(path=path, depth=depth, user=user)
         return [FileInfo.load(f) for f in await self._t.request("GET", f"{self._base}/list", params=params)]
 
     async def make_dir(self, path: str, *, user: str | None = None) -> FileInfo:
-        """Makes a directory, and those above it. Raises :class:`ExistsError`."""
+        """Makes a directory, and those above it. Raises :class:`ExistsError`.
+
+        >>> (await sandbox.files.make_dir("/tmp/made/inner")).path
+        '/tmp/made/inner'
+        """
         return FileInfo.load(await self._t.request("POST", f"{self._base}/mkdir", json=clean(path=path, user=user)))
 
     async def remove(self, path: str, *, user: str | None = None) -> None:
-        """Removes a file, or a directory with all that is in it."""
+        """Removes a file, or a directory with all that is in it.
+
+        Raises :class:`NotFoundError`.
+
+        >>> info = await sandbox.files.make_dir("/tmp/away/inner")
+        >>> await sandbox.files.remove("/tmp/away")
+        """
         await self._t.request("POST", f"{self._base}/remove", json=clean(path=path, user=user))
 
     async def move(self, source: str, destination: str, *, user: str | None = None) -> FileInfo:
-        """Gives a file or directory another name."""
+        """Gives a file or directory another name.
+
+        Raises :class:`NotFoundError`.
+
+        >>> info = await sandbox.files.write("/tmp/before", "x")
+        >>> (await sandbox.files.move("/tmp/before", "/tmp/after")).path
+        '/tmp/after'
+        """
         body = clean(source=source, destination=destination, user=user)
         return FileInfo.load(await self._t.request("POST", f"{self._base}/move", json=body))
 
@@ -122,6 +192,14 @@ class AsyncFiles:
         """Changes in a directory from now on. Inside the ``with`` block it is being watched already.
 
         The iteration ends when the directory is removed, and raises :class:`ExhaustedError` when events were lost.
+
+        >>> info = await sandbox.files.make_dir("/tmp/watched")
+        >>> async with sandbox.files.watch("/tmp/watched") as events:
+        ...     info = await sandbox.files.make_dir("/tmp/watched/new")
+        ...     async for event in events:
+        ...         print(event.type, event.name)
+        ...         break
+        create new
         """
         params = clean(
             path=path, user=user, recursive="true" if recursive else None, entries="true" if entries else None

@@ -140,7 +140,12 @@ class AsyncSandbox:
         client: AsyncClient | None = None,
         **more: Any,
     ) -> builtins.list[S]:
-        """Forks ``n`` sandboxes at once, all or none. Options are those of :meth:`create`."""
+        """Forks ``n`` sandboxes at once, all or none. Options are those of :meth:`create`.
+
+        >>> made = await AsyncSandbox.create_many("python-numpy", 2)
+        >>> [await one.kill() for one in made]
+        [None, None]
+        """
         client = client or default()
         body = {"snapshot_tag": snapshot, "n": n, **more}
         body |= _bounds(labels, env, ttl, on_ttl, idle, on_idle, auto_resume, limits, egress)
@@ -149,7 +154,11 @@ class AsyncSandbox:
 
     @classmethod
     async def connect(cls: type[S], id: str, *, client: AsyncClient | None = None) -> S:
-        """The sandbox of that id, or of the workspace of that name. Raises :class:`NotFoundError`."""
+        """The sandbox of that id, or of the workspace of that name. Raises :class:`NotFoundError`.
+
+        >>> (await AsyncSandbox.connect(sandbox.id)).info.state
+        'running'
+        """
         client = client or default()
         return cls._of(client, SandboxInfo.load(await client.transport.request("GET", f"/v1/sandboxes/{segment(id)}")))
 
@@ -162,7 +171,11 @@ class AsyncSandbox:
         snapshot: str | None = None,
         client: AsyncClient | None = None,
     ) -> builtins.list[SandboxInfo]:
-        """All sandboxes that have these labels, are in this state, were forked from this snapshot."""
+        """All sandboxes that have these labels, are in this state, were forked from this snapshot.
+
+        >>> sandbox.id in [info.id for info in await AsyncSandbox.list(state="running")]
+        True
+        """
         params: builtins.list[tuple[str, str]] = [("label", f"{k}={v}") for k, v in (labels or {}).items()]
         params += list(clean(state=state, snapshot=snapshot).items())
         found = await (client or default()).transport.request("GET", "/v1/sandboxes", params=params)
@@ -215,6 +228,13 @@ class AsyncSandbox:
         With ``wait=False`` it returns when the sandbox runs again; the snapshot's ``status`` is ``writing`` until it is
         ``ready`` (see :meth:`AsyncSnapshot.wait`), and can be forked meanwhile. Raises :class:`ExistsError` for a tag that
         is taken, :class:`IncompatibleError` for a mode that this host has not.
+
+        >>> execution = await sandbox.run_code("x = 1")
+        >>> branch = await sandbox.branch()
+        >>> branch.status
+        'ready'
+        >>> await branch.remove() == [branch.tag]
+        True
         """
         body = clean(tag=tag, mode=mode, wait=None if wait else False)
         reply = await self.client.transport.request(
@@ -241,6 +261,14 @@ class AsyncSandbox:
         """Branches it and forks ``n`` children of that instant, in one call; it runs on.
 
         The snapshot in between has the children's ``info.snapshot_tag`` and stays until it is removed.
+
+        Raises :class:`NoCapacityError`, :class:`WrongStateError`.
+
+        >>> execution = await sandbox.run_code("kept = 7")
+        >>> [copy] = await sandbox.fork()
+        >>> (await copy.run_code("kept")).text
+        '7'
+        >>> await copy.kill()
         """
         body = clean(tag=tag, mode=mode, wait=False, n=n)
         body |= _bounds(labels, env, ttl, on_ttl, idle, on_idle, auto_resume, limits, egress)
@@ -248,12 +276,20 @@ class AsyncSandbox:
         return await _born(self.client, reply["children"])
 
     async def refresh(self) -> SandboxInfo:
-        """Asks what it is like now, and keeps that as ``info``."""
+        """Asks what it is like now, and keeps that as ``info``.
+
+        >>> (await sandbox.refresh()).state
+        'running'
+        """
         self.info = SandboxInfo.load(await self.client.transport.request("GET", self._base))
         return self.info
 
     async def kill(self) -> None:
-        """Ends it; its snapshots and children stay. One that has ended already is no error."""
+        """Ends it; its snapshots and children stay. One that has ended already is no error.
+
+        >>> brief = await AsyncSandbox.create("python-numpy")
+        >>> await brief.kill()
+        """
         from ..errors import NotFoundError
 
         try:
@@ -262,19 +298,49 @@ class AsyncSandbox:
             return
 
     async def pause(self) -> SandboxInfo:
-        """Halts its CPUs; its memory stays."""
+        """Halts its CPUs; its memory stays.
+
+        Raises :class:`WrongStateError` for one that does not run.
+
+        >>> (await sandbox.pause()).state
+        'paused'
+        >>> (await sandbox.resume()).state
+        'running'
+        """
         return await self._change("pause")
 
     async def resume(self) -> SandboxInfo:
-        """Lets a paused one run on."""
+        """Lets a paused one run on.
+
+        Raises :class:`WrongStateError` for one that is not paused.
+
+        >>> info = await sandbox.pause()
+        >>> (await sandbox.resume()).state
+        'running'
+        """
         return await self._change("resume")
 
     async def suspend(self) -> SandboxInfo:
-        """Stores it on disk and frees its memory; it keeps its id."""
+        """Stores it on disk and frees its memory; it keeps its id.
+
+        Raises :class:`WrongStateError`, :class:`NoCapacityError` when the disk is full.
+
+        >>> (await sandbox.suspend()).state
+        'suspended'
+        >>> (await sandbox.wake()).state
+        'running'
+        """
         return await self._change("suspend")
 
     async def wake(self) -> SandboxInfo:
-        """Lets a suspended one run on."""
+        """Lets a suspended one run on.
+
+        Raises :class:`WrongStateError` for one that is not suspended, :class:`NoCapacityError`.
+
+        >>> info = await sandbox.suspend()
+        >>> (await sandbox.wake()).state
+        'running'
+        """
         return await self._change("wake")
 
     async def _change(self, what: str) -> SandboxInfo:
@@ -282,32 +348,60 @@ class AsyncSandbox:
         return self.info
 
     async def set_ttl(self, ttl: float, *, longer: bool = False) -> SandboxInfo:
-        """Gives it another time to live, in seconds from now; 0: until it is killed. With ``longer`` never a shorter one."""
+        """Gives it another time to live, in seconds from now; 0: until it is killed. With ``longer`` never a shorter one.
+
+        Raises :class:`InvalidError` for less than 0.
+
+        >>> (await sandbox.set_ttl(3600)).expires_at_unix > 0
+        True
+        """
         body = {"ttl_seconds": ttl, "longer": longer}
         self.info = SandboxInfo.load(await self.client.transport.request("PUT", f"{self._base}/ttl", json=body))
         return self.info
 
     async def ping(self) -> dict[str, Any]:
-        """Asks its agent for a sign of life."""
+        """Asks its agent for a sign of life.
+
+        Raises :class:`WrongStateError` for one that does not run, :class:`TimeoutError`.
+
+        >>> (await sandbox.ping())["pong"]
+        True
+        """
         reply: dict[str, Any] = await self.client.transport.request("POST", f"{self._base}/ping")
         return reply
 
     async def logs(self) -> str:
-        """The newest part of its console."""
+        """The newest part of its console.
+
+        >>> isinstance(await sandbox.logs(), str)
+        True
+        """
         return (await self.client.transport.send("GET", f"{self._base}/logs")).text
 
     async def metrics(self) -> dict[str, Any]:
-        """What it uses by its own accounting (docs/api.md: Metrics)."""
+        """What it uses by its own accounting (docs/api.md: Metrics).
+
+        >>> (await sandbox.metrics())["cpus"]
+        1
+        """
         reply: dict[str, Any] = await self.client.transport.request("GET", f"{self._base}/metrics")
         return reply
 
     async def usage(self) -> dict[str, Any]:
-        """What it costs its host (docs/api.md: Usage)."""
+        """What it costs its host (docs/api.md: Usage).
+
+        >>> (await sandbox.usage())["id"] == sandbox.id
+        True
+        """
         reply: dict[str, Any] = await self.client.transport.request("GET", f"{self._base}/usage")
         return reply
 
     async def egress(self) -> dict[str, Any]:
-        """What it may reach, and what it has sent and received (docs/api.md: EgressState)."""
+        """What it may reach, and what it has sent and received (docs/api.md: EgressState).
+
+        >>> (await sandbox.egress())["preset"]
+        'none'
+        """
         reply: dict[str, Any] = await self.client.transport.request("GET", f"{self._base}/egress")
         return reply
 
@@ -319,31 +413,55 @@ class AsyncSandbox:
         deny: Sequence[str] = (),
         budget_bytes: int | None = None,
     ) -> dict[str, Any]:
-        """Says what it may reach from now on; flows that it may not have any more are cut."""
+        """Says what it may reach from now on; flows that it may not have any more are cut.
+
+        Raises :class:`InvalidError`, and :class:`DeniedError` for who may not let it reach more.
+
+        >>> (await sandbox.set_egress("none", budget_bytes=1 << 20))["preset"]
+        'none'
+        """
         body = clean(preset=preset, allow=list(allow) or None, deny=list(deny) or None, budget_bytes=budget_bytes)
         reply: dict[str, Any] = await self.client.transport.request("PUT", f"{self._base}/egress", json=body)
         return reply
 
     async def flows(self, *, follow: bool = False, since: int | None = None) -> AsyncIterator[dict[str, Any]]:
-        """What it said to whom outside, and what was refused (docs/api.md: Flow); with ``follow`` as it happens."""
+        """What it said to whom outside, and what was refused (docs/api.md: Flow); with ``follow`` as it happens.
+
+        >>> [flow async for flow in sandbox.flows()]
+        []
+        """
         params = clean(follow="true" if follow else "false", since=since)
         async with aclosing(self.client.transport.lines("GET", f"{self._base}/flows", params=params)) as lines:
             async for flow in lines:
                 yield flow
 
     async def ports(self) -> builtins.list[PortInfo]:
-        """TCP ports that something in it listens on, and those that are public."""
+        """TCP ports that something in it listens on, and those that are public.
+
+        >>> await sandbox.set_port(8080, public=True)
+        >>> [(p.port, p.public) for p in await sandbox.ports() if p.port == 8080]
+        [(8080, True)]
+        """
         reply = await self.client.transport.request("GET", f"{self._base}/ports")
         return [PortInfo.load(p) for p in reply["ports"]]
 
     async def set_port(self, port: int, *, public: bool) -> None:
-        """Says who may connect to a port: everybody who reaches the daemon, or who has a token (which holds at first)."""
+        """Says who may connect to a port: everybody who reaches the daemon, or who has a token (which holds at first).
+
+        >>> await sandbox.set_port(8080, public=False)
+        """
         await self.client.transport.request("PUT", f"{self._base}/ports/{port}", json={"public": public})
 
     async def port_url(self, port: int, path: str = "/") -> str:
         """Where the daemon serves a port of its over HTTP (WebSockets, too), to who shows a token unless it is public.
 
         Raises :class:`ForkdError` for a daemon that serves no TCP.
+
+        >>> try:
+        ...     url = await sandbox.port_url(8080, "/health")
+        ... except ForkdError as e:
+        ...     print(e)
+        the daemon serves no TCP; start it with --bind
         """
         url = self.client.transport.target.url
         if self.client.transport.target.socket:
@@ -353,7 +471,13 @@ class AsyncSandbox:
         return f"{url}{self._base}/ports/{port}/{path.lstrip('/')}"
 
     async def create_token(self, name: str = "", *, scope: str = "use", ttl: float | None = None) -> Token:
-        """A token that opens this sandbox and nothing else, and ends with it."""
+        """A token that opens this sandbox and nothing else, and ends with it.
+
+        ``ttl`` is in seconds. Raises :class:`DeniedError`.
+
+        >>> (await sandbox.create_token(ttl=60)).sandbox == sandbox.id
+        True
+        """
         body = clean(name=name or None, scope=scope, ttl_seconds=ttl)
         return Token.load(await self.client.transport.request("POST", f"{self._base}/tokens", json=body))
 
@@ -401,7 +525,11 @@ class AsyncSnapshot:
 
     @classmethod
     async def get(cls, tag: str, *, client: AsyncClient | None = None) -> AsyncSnapshot:
-        """The snapshot of that tag. Raises :class:`NotFoundError`."""
+        """The snapshot of that tag. Raises :class:`NotFoundError`.
+
+        >>> (await AsyncSnapshot.get("python-numpy")).status
+        'ready'
+        """
         client = client or default()
         return cls(client, SnapshotInfo.load(await client.transport.request("GET", f"/v1/snapshots/{segment(tag)}")))
 
@@ -414,7 +542,11 @@ class AsyncSnapshot:
         branched_from: str | None = None,
         client: AsyncClient | None = None,
     ) -> builtins.list[AsyncSnapshot]:
-        """All snapshots: of that status, that stand on that parent, that are branches of that sandbox."""
+        """All snapshots: of that status, that stand on that parent, that are branches of that sandbox.
+
+        >>> "python-numpy" in [s.tag for s in await AsyncSnapshot.list(status="ready")]
+        True
+        """
         client = client or default()
         params = clean(status=status, parent=parent, branched_from=branched_from)
         found = await client.transport.request("GET", "/v1/snapshots", params=params)
@@ -435,7 +567,14 @@ class AsyncSnapshot:
         egress: str | Mapping[str, Any] | None = None,
         **more: Any,
     ) -> builtins.list[AsyncSandbox]:
-        """Forks ``n`` sandboxes. Options are those of :meth:`AsyncSandbox.create`."""
+        """Forks ``n`` sandboxes. Options are those of :meth:`AsyncSandbox.create`.
+
+        >>> snapshot = await AsyncSnapshot.get("python-numpy")
+        >>> [one] = await snapshot.fork(env={"GREETING": "hi"})
+        >>> (await one.commands.run("echo $GREETING")).stdout
+        'hi\\n'
+        >>> await one.kill()
+        """
         return await AsyncSandbox.create_many(
             self.tag,
             n,
@@ -453,7 +592,14 @@ class AsyncSnapshot:
         )
 
     async def wait(self, timeout: float = 300.0) -> AsyncSnapshot:
-        """Waits until it is no longer being written, so many seconds at most. Look at ``status``."""
+        """Waits until it is no longer being written, so many seconds at most. Look at ``status``.
+
+        >>> branch = await sandbox.branch(wait=False)
+        >>> (await branch.wait(60)).status
+        'ready'
+        >>> await branch.remove() == [branch.tag]
+        True
+        """
         left = timeout
         while True:
             once = min(left, 60.0)
@@ -465,7 +611,15 @@ class AsyncSnapshot:
                 return self
 
     async def compact(self, to: str) -> AsyncSnapshot:
-        """A snapshot of this content that stands on no other."""
+        """A snapshot of this content that stands on no other.
+
+        Raises :class:`ExistsError`, :class:`WrongStateError` while it is being written.
+
+        >>> branch = await sandbox.branch()
+        >>> alone = await branch.compact("stands-alone")
+        >>> await branch.remove() == [branch.tag], await alone.remove()
+        (True, ['stands-alone'])
+        """
         path = f"/v1/snapshots/{segment(self.tag)}/compact"
         return AsyncSnapshot(
             self.client,
@@ -477,6 +631,10 @@ class AsyncSnapshot:
 
         What others stand on is :class:`BusyError`, unless ``cascade`` (those are removed as well) or ``force`` (those
         keep what they need of it).
+
+        >>> branch = await sandbox.branch("to-be-removed")
+        >>> await branch.remove()
+        ['to-be-removed']
         """
         params = clean(cascade="true" if cascade else None, force="true" if force else None)
         reply = await self.client.transport.request("DELETE", f"/v1/snapshots/{segment(self.tag)}", params=params)
@@ -500,7 +658,11 @@ class AsyncImage:
 
     @classmethod
     async def list(cls, *, client: AsyncClient | None = None) -> builtins.list[AsyncImage]:
-        """All images."""
+        """All images.
+
+        >>> "python-numpy" in [image.info.name for image in await AsyncImage.list()]
+        True
+        """
         client = client or default()
         return [cls(client, ImageInfo.load(i)) for i in await client.transport.request("GET", "/v1/images")]
 
@@ -515,7 +677,16 @@ class AsyncImage:
         on_event: Callable[[dict[str, Any]], Any] | None = None,
         client: AsyncClient | None = None,
     ) -> AsyncSnapshot:
-        """Builds a recipe (its text, docs/recipes.md; ``files`` are those that it names) into a snapshot of that tag."""
+        """Builds a recipe (its text, docs/recipes.md; ``files`` are those that it names) into a snapshot of that tag.
+
+        Raises :class:`InvalidError` for a recipe that is not right, with line and reason, and :class:`ExistsError`.
+
+        >>> try:
+        ...     snapshot = await AsyncImage.build("name: x\\nnonsense: 1\\n", "x")
+        ... except InvalidError as e:
+        ...     print("nonsense" in e.message)
+        True
+        """
         from .._pieces import recipe_tar
         from ..errors import ConnectionLostError, refusal
 
@@ -533,5 +704,12 @@ class AsyncImage:
         raise ConnectionLostError("the build broke off before its end")
 
     async def remove(self) -> None:
-        """Removes it. Raises :class:`BusyError` while snapshots need it."""
+        """Removes it. Raises :class:`BusyError` while snapshots need it.
+
+        >>> try:
+        ...     await (await AsyncImage.list())[0].remove()
+        ... except BusyError as e:
+        ...     print(e.code)
+        busy
+        """
         await self.client.transport.request("DELETE", f"/v1/images/{segment(self.id)}")

@@ -30,16 +30,29 @@ class Client:
         self.transport = Transport(_config.find(url, token), timeout)
 
     def version(self) -> VersionInfo:
-        """Who the daemon is."""
+        """Who the daemon is.
+
+        >>> client = Client()
+        >>> (client.version()).api
+        'v1'
+        """
         return VersionInfo.load(self.transport.request("GET", "/version"))
 
     def host(self) -> dict[str, Any]:
-        """What its host offers, check by check."""
+        """What its host offers, check by check.
+
+        >>> (sandbox.client.host())["ok"]
+        True
+        """
         reply: dict[str, Any] = self.transport.request("GET", "/v1/host")
         return reply
 
     def tree(self, *, steps: bool = False) -> list[TreeNode]:
-        """Images, snapshots and sandboxes as a family tree."""
+        """Images, snapshots and sandboxes as a family tree.
+
+        >>> [node.kind for node in sandbox.client.tree()][0]
+        'image'
+        """
         reply = self.transport.request("GET", "/v1/tree", params=clean(all="true" if steps else None))
         return [TreeNode.load(n) for n in reply]
 
@@ -57,6 +70,12 @@ class Client:
 
         ``types`` are ``sandbox`` or ``sandbox.forked``, …; ``since`` the sequence of the last event that you have seen,
         ``tail`` how many of those before to begin with.
+
+        Raises :class:`InvalidError` for a type that there is not.
+
+        >>> for event in sandbox.client.events(types=["sandbox.forked"], sandbox=sandbox.id, follow=False):
+        ...     print(event.type, event.sandbox_id == sandbox.id)
+        sandbox.forked True
         """
         params: list[tuple[str, Any]] = [("type", t) for t in types]
         params += list(clean(sandbox=sandbox, snapshot=snapshot, since=since, tail=tail).items())
@@ -66,7 +85,11 @@ class Client:
                 yield Event.load(event)
 
     def usage(self, *, labels: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
-        """What every sandbox costs its host (docs/api.md: Usage)."""
+        """What every sandbox costs its host (docs/api.md: Usage).
+
+        >>> sandbox.id in [u["id"] for u in sandbox.client.usage()]
+        True
+        """
         params = [("label", f"{k}={v}") for k, v in (labels or {}).items()]
         reply: list[dict[str, Any]] = self.transport.request("GET", "/v1/usage", params=params)
         return reply
@@ -74,16 +97,33 @@ class Client:
     def create_token(
         self, name: str = "", *, scope: str = "use", sandbox: str | None = None, ttl: float | None = None
     ) -> Token:
-        """Makes a token: of scope ``read``, ``use``, ``manage`` or ``admin``; ``ttl`` in seconds, none: for ever."""
+        """Makes a token: of scope ``read``, ``use``, ``manage`` or ``admin``; ``ttl`` in seconds, none: for ever.
+
+        Raises :class:`DeniedError` for who may not do all that the token may.
+
+        >>> token = sandbox.client.create_token("reader", scope="read", ttl=60)
+        >>> (token.name, token.scope)
+        ('reader', 'read')
+        """
         body = clean(name=name or None, scope=scope, sandbox=sandbox, ttl_seconds=ttl)
         return Token.load(self.transport.request("POST", "/v1/tokens", json=body))
 
     def request(self, method: str, path: str, **options: Any) -> Any:
-        """Any request of docs/api.md, for what has no method here: ``json=``, ``params=``, ``headers=``."""
+        """Any request of docs/api.md, for what has no method here: ``json=``, ``params=``, ``headers=``.
+
+        Raises what the daemon says, as all calls do: a class of :class:`APIError`.
+
+        >>> (sandbox.client.request("GET", "/healthz"))["ok"]
+        True
+        """
         return self.transport.request(method, path, **options)
 
     def close(self) -> None:
-        """Closes its connections."""
+        """Closes its connections.
+
+        >>> client = Client()
+        >>> client.close()
+        """
         self.transport.close()
 
     def __enter__(self) -> Client:

@@ -125,7 +125,14 @@ class Commands:
         tag: str | None = None,
         kill_on_close: bool = False,
     ) -> Process:
-        """A terminal of that size with the user's login shell, or a command, in it."""
+        """A terminal of that size with the user's login shell, or a command, in it.
+
+        ``cols`` and ``rows`` are in characters. Raises :class:`InvalidError` for a program that is not there.
+
+        >>> terminal = sandbox.commands.shell(["stty", "size"], cols=100, rows=40)
+        >>> (terminal.wait()).stdout
+        '40 100\\r\\n'
+        """
         return self._open(
             clean(
                 args=None if cmd is None else argv(cmd),
@@ -146,6 +153,14 @@ class Commands:
 
         What nobody was sent comes first; with ``replay`` all that is kept. ``observe`` looks on from beside: nothing is
         taken from others, and the process is never held back.
+
+        Raises :class:`NotFoundError`.
+
+        >>> with sandbox.commands.start("sleep 1; echo done", tag="attached"):
+        ...     pass  # left alone, it goes on
+        >>> process = sandbox.commands.attach("attached")
+        >>> (process.wait()).stdout
+        'done\\n'
         """
         return self._open(
             clean(
@@ -168,19 +183,41 @@ class Commands:
         return process
 
     def list(self, *, ended: bool = False) -> list[ProcessInfo]:
-        """Processes that were started from outside; with ``ended`` those too that can still be asked for."""
+        """Processes that were started from outside; with ``ended`` those too that can still be asked for.
+
+        >>> process = sandbox.commands.start("sleep 60", tag="listed")
+        >>> [p.tag for p in sandbox.commands.list() if p.pid == process.pid]
+        ['listed']
+        >>> process.kill()
+        """
         params = {"ended": "true"} if ended else None
         return [ProcessInfo.load(p) for p in self._t.request("GET", f"{self._base}/processes", params=params)]
 
     def signal(
         self, process: int | str, signal: str | int = "TERM", *, group: bool = False, tree: bool = False
     ) -> None:
-        """Signals a process, by pid or tag: its group with ``group``, all that came from it with ``tree``."""
+        """Signals a process, by pid or tag: its group with ``group``, all that came from it with ``tree``.
+
+        Raises :class:`NotFoundError` for one that is not there, :class:`InvalidError` for a signal that there is not.
+
+        >>> process = sandbox.commands.start(["sleep", "60"])
+        >>> sandbox.commands.signal(process.pid, "TERM")
+        >>> (process.wait()).exit_code
+        143
+        """
         body = clean(signal=str(signal), group=group or None, tree=tree or None)
         self._t.request("POST", f"{self._base}/processes/{segment(str(process))}/signal", json=body)
 
     def kill(self, process: int | str) -> None:
-        """Kills a process and all that came from it."""
+        """Kills a process and all that came from it.
+
+        Raises :class:`NotFoundError`.
+
+        >>> process = sandbox.commands.start(["sleep", "60"])
+        >>> sandbox.commands.kill(process.pid)
+        >>> (process.wait()).exit_code
+        137
+        """
         self.signal(process, "KILL", tree=True)
 
 
@@ -234,7 +271,16 @@ class Process:
     def wait(
         self, on_stdout: Callable[[str], Any] | None = None, on_stderr: Callable[[str], Any] | None = None
     ) -> CommandResult:
-        """Reads what is still to come and returns it with the exit code."""
+        """Reads what is still to come and returns it with the exit code.
+
+        Of each stream the first 16 MiB; iterate for more. Raises :class:`ConnectionLostError`, after which :meth:`attach
+        <Commands.attach>` comes back to it, and :class:`WrongStateError` when the sandbox was ended.
+
+        >>> process = sandbox.commands.start("echo out; echo err >&2; exit 3")
+        >>> result = process.wait()
+        >>> (result.stdout, result.stderr, result.exit_code)
+        ('out\\n', 'err\\n', 3)
+        """
         texts = {"stdout": Decoder(), "stderr": Decoder()}
         kept = {"stdout": Kept(), "stderr": Kept()}
         told = {"stdout": on_stdout, "stderr": on_stderr}
@@ -250,33 +296,80 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, once its end was read."""
+        """Its exit code, once its end was read.
+
+        >>> process = sandbox.commands.start("exit 3")
+        >>> result = process.wait()
+        >>> process.exit_code
+        3
+        """
         return None if self._end is None else self._end.exit_code
 
     def write(self, data: str | bytes) -> None:
-        """Writes to its standard input, or types at its terminal."""
+        """Writes to its standard input, or types at its terminal.
+
+        It waits while the process takes none. Raises :class:`ConnectionLostError` when the process has ended.
+
+        >>> process = sandbox.commands.start(["cat"], stdin=True)
+        >>> process.write("grüße")
+        >>> process.close_stdin()
+        >>> (process.wait()).stdout
+        'grüße'
+        """
         data = data.encode() if isinstance(data, str) else data
         for at in range(0, len(data), 1 << 16):
             self._ws.send_bytes(b"\0" + data[at : at + (1 << 16)])
 
     def close_stdin(self) -> None:
-        """Ends its standard input."""
+        """Ends its standard input.
+
+        >>> process = sandbox.commands.start("cat; echo end", stdin=True)
+        >>> process.close_stdin()
+        >>> (process.wait()).stdout
+        'end\\n'
+        """
         self._ws.send({"type": "eof"})
 
     def resize(self, cols: int, rows: int) -> None:
-        """Gives its terminal another size."""
+        """Gives its terminal another size.
+
+        >>> terminal = sandbox.commands.shell(["sh", "-c", "read x; stty size"])
+        >>> terminal.resize(120, 50)
+        >>> terminal.write("\\n")
+        >>> "50 120" in (terminal.wait()).stdout
+        True
+        """
         self._ws.send({"type": "resize", "cols": cols, "rows": rows})
 
     def signal(self, signal: str | int = "TERM", *, group: bool = False) -> None:
-        """Signals it, or its process group."""
+        """Signals it, or its process group.
+
+        >>> process = sandbox.commands.start("trap 'exit 9' USR1; echo ready; while :; do sleep 0.1; done")
+        >>> for output in process:
+        ...     process.signal("USR1")
+        >>> process.exit_code
+        9
+        """
         self._ws.send(clean(type="signal", signal=str(signal), group=group or None))
 
     def kill(self) -> None:
-        """Kills its process group."""
+        """Kills its process group.
+
+        >>> process = sandbox.commands.start(["sleep", "60"])
+        >>> process.kill()
+        >>> (process.wait()).exit_code
+        137
+        """
         self.signal("KILL")
 
     def disconnect(self) -> None:
-        """Leaves it alone; it goes on, unless it was started with ``kill_on_close``."""
+        """Leaves it alone; it goes on, unless it was started with ``kill_on_close``.
+
+        >>> process = sandbox.commands.start("sleep 1", tag="left")
+        >>> process.disconnect()
+        >>> "left" in [p.tag for p in sandbox.commands.list()]
+        True
+        """
         self._ws.close()
 
     def __enter__(self) -> Process:

@@ -20,7 +20,12 @@ class Contexts:
         self._t, self._base = transport, base
 
     def list(self) -> list[ContextInfo]:
-        """Those there are."""
+        """Those there are.
+
+        >>> execution = sandbox.run_code("1")
+        >>> "default" in [c.id for c in sandbox.contexts.list()]
+        True
+        """
         return [ContextInfo.load(c) for c in self._t.request("GET", f"{self._base}/contexts")]
 
     def create(
@@ -32,20 +37,49 @@ class Contexts:
         user: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ContextInfo:
-        """Starts one: ``python`` (if not given), ``shell``, ``javascript``, ``typescript``, or a driver of the image."""
+        """Starts one: ``python`` (if not given), ``shell``, ``javascript``, ``typescript``, or a driver of the image.
+
+        Raises :class:`ExistsError`, and :class:`UnsupportedError` for a language that the image has not.
+
+        >>> context = sandbox.contexts.create("other", language="python", cwd="/tmp")
+        >>> (sandbox.run_code("import os; os.getcwd()", context="other")).text
+        "'/tmp'"
+        >>> sandbox.contexts.remove("other")
+        """
         body = clean(id=id, language=language, cwd=cwd, user=user, env=dict(env or {}))
         return ContextInfo.load(self._t.request("POST", f"{self._base}/contexts", json=body, once=True))
 
     def restart(self, id: str) -> ContextInfo:
-        """Ends one and starts it again, with nothing in it."""
+        """Ends one and starts it again, with nothing in it.
+
+        Raises :class:`NotFoundError`.
+
+        >>> context = sandbox.contexts.create("restarted")
+        >>> execution = sandbox.run_code("kept = 1", context="restarted")
+        >>> context = sandbox.contexts.restart("restarted")
+        >>> (sandbox.run_code("kept", context="restarted")).error.name
+        'NameError'
+        """
         return ContextInfo.load(self._t.request("POST", f"{self._base}/contexts/{segment(id)}/restart"))
 
     def interrupt(self, id: str) -> None:
-        """Interrupts what it evaluates, which then ends with ``KeyboardInterrupt``."""
+        """Interrupts what it evaluates, which then ends with ``KeyboardInterrupt``.
+
+        Raises :class:`NotFoundError`.
+
+        >>> context = sandbox.contexts.create("interrupted")
+        >>> sandbox.contexts.interrupt("interrupted")  # it does nothing now
+        """
         self._t.request("POST", f"{self._base}/contexts/{segment(id)}/interrupt")
 
     def remove(self, id: str) -> None:
-        """Ends one."""
+        """Ends one.
+
+        Raises :class:`NotFoundError`.
+
+        >>> context = sandbox.contexts.create("removed")
+        >>> sandbox.contexts.remove("removed")
+        """
         self._t.request("DELETE", f"{self._base}/contexts/{segment(id)}")
 
     def run(
@@ -60,7 +94,11 @@ class Contexts:
         on_stderr: Callable[[str], Any] | None = None,
         on_result: Callable[[Result], Any] | None = None,
     ) -> Execution:
-        """See :meth:`Sandbox.run_code`."""
+        """See :meth:`Sandbox.run_code`.
+
+        >>> (sandbox.contexts.run("6 * 7")).text
+        '42'
+        """
         body = clean(code=code, language=language, context=context, env=dict(env or {}), timeout_secs=timeout)
         done = Execution()
         kept = {"stdout": Kept(), "stderr": Kept()}

@@ -141,7 +141,12 @@ class Sandbox:
         client: Client | None = None,
         **more: Any,
     ) -> builtins.list[S]:
-        """Forks ``n`` sandboxes at once, all or none. Options are those of :meth:`create`."""
+        """Forks ``n`` sandboxes at once, all or none. Options are those of :meth:`create`.
+
+        >>> made = Sandbox.create_many("python-numpy", 2)
+        >>> [one.kill() for one in made]
+        [None, None]
+        """
         client = client or default()
         body = {"snapshot_tag": snapshot, "n": n, **more}
         body |= _bounds(labels, env, ttl, on_ttl, idle, on_idle, auto_resume, limits, egress)
@@ -150,7 +155,11 @@ class Sandbox:
 
     @classmethod
     def connect(cls: type[S], id: str, *, client: Client | None = None) -> S:
-        """The sandbox of that id, or of the workspace of that name. Raises :class:`NotFoundError`."""
+        """The sandbox of that id, or of the workspace of that name. Raises :class:`NotFoundError`.
+
+        >>> (Sandbox.connect(sandbox.id)).info.state
+        'running'
+        """
         client = client or default()
         return cls._of(client, SandboxInfo.load(client.transport.request("GET", f"/v1/sandboxes/{segment(id)}")))
 
@@ -163,7 +172,11 @@ class Sandbox:
         snapshot: str | None = None,
         client: Client | None = None,
     ) -> builtins.list[SandboxInfo]:
-        """All sandboxes that have these labels, are in this state, were forked from this snapshot."""
+        """All sandboxes that have these labels, are in this state, were forked from this snapshot.
+
+        >>> sandbox.id in [info.id for info in Sandbox.list(state="running")]
+        True
+        """
         params: builtins.list[tuple[str, str]] = [("label", f"{k}={v}") for k, v in (labels or {}).items()]
         params += list(clean(state=state, snapshot=snapshot).items())
         found = (client or default()).transport.request("GET", "/v1/sandboxes", params=params)
@@ -216,6 +229,13 @@ class Sandbox:
         With ``wait=False`` it returns when the sandbox runs again; the snapshot's ``status`` is ``writing`` until it is
         ``ready`` (see :meth:`Snapshot.wait`), and can be forked meanwhile. Raises :class:`ExistsError` for a tag that
         is taken, :class:`IncompatibleError` for a mode that this host has not.
+
+        >>> execution = sandbox.run_code("x = 1")
+        >>> branch = sandbox.branch()
+        >>> branch.status
+        'ready'
+        >>> branch.remove() == [branch.tag]
+        True
         """
         body = clean(tag=tag, mode=mode, wait=None if wait else False)
         reply = self.client.transport.request("POST", f"{self._base}/branch", json=body, once=idempotency_key or True)
@@ -240,6 +260,14 @@ class Sandbox:
         """Branches it and forks ``n`` children of that instant, in one call; it runs on.
 
         The snapshot in between has the children's ``info.snapshot_tag`` and stays until it is removed.
+
+        Raises :class:`NoCapacityError`, :class:`WrongStateError`.
+
+        >>> execution = sandbox.run_code("kept = 7")
+        >>> [copy] = sandbox.fork()
+        >>> (copy.run_code("kept")).text
+        '7'
+        >>> copy.kill()
         """
         body = clean(tag=tag, mode=mode, wait=False, n=n)
         body |= _bounds(labels, env, ttl, on_ttl, idle, on_idle, auto_resume, limits, egress)
@@ -247,12 +275,20 @@ class Sandbox:
         return _born(self.client, reply["children"])
 
     def refresh(self) -> SandboxInfo:
-        """Asks what it is like now, and keeps that as ``info``."""
+        """Asks what it is like now, and keeps that as ``info``.
+
+        >>> (sandbox.refresh()).state
+        'running'
+        """
         self.info = SandboxInfo.load(self.client.transport.request("GET", self._base))
         return self.info
 
     def kill(self) -> None:
-        """Ends it; its snapshots and children stay. One that has ended already is no error."""
+        """Ends it; its snapshots and children stay. One that has ended already is no error.
+
+        >>> brief = Sandbox.create("python-numpy")
+        >>> brief.kill()
+        """
         from ..errors import NotFoundError
 
         try:
@@ -261,19 +297,49 @@ class Sandbox:
             return
 
     def pause(self) -> SandboxInfo:
-        """Halts its CPUs; its memory stays."""
+        """Halts its CPUs; its memory stays.
+
+        Raises :class:`WrongStateError` for one that does not run.
+
+        >>> (sandbox.pause()).state
+        'paused'
+        >>> (sandbox.resume()).state
+        'running'
+        """
         return self._change("pause")
 
     def resume(self) -> SandboxInfo:
-        """Lets a paused one run on."""
+        """Lets a paused one run on.
+
+        Raises :class:`WrongStateError` for one that is not paused.
+
+        >>> info = sandbox.pause()
+        >>> (sandbox.resume()).state
+        'running'
+        """
         return self._change("resume")
 
     def suspend(self) -> SandboxInfo:
-        """Stores it on disk and frees its memory; it keeps its id."""
+        """Stores it on disk and frees its memory; it keeps its id.
+
+        Raises :class:`WrongStateError`, :class:`NoCapacityError` when the disk is full.
+
+        >>> (sandbox.suspend()).state
+        'suspended'
+        >>> (sandbox.wake()).state
+        'running'
+        """
         return self._change("suspend")
 
     def wake(self) -> SandboxInfo:
-        """Lets a suspended one run on."""
+        """Lets a suspended one run on.
+
+        Raises :class:`WrongStateError` for one that is not suspended, :class:`NoCapacityError`.
+
+        >>> info = sandbox.suspend()
+        >>> (sandbox.wake()).state
+        'running'
+        """
         return self._change("wake")
 
     def _change(self, what: str) -> SandboxInfo:
@@ -281,32 +347,60 @@ class Sandbox:
         return self.info
 
     def set_ttl(self, ttl: float, *, longer: bool = False) -> SandboxInfo:
-        """Gives it another time to live, in seconds from now; 0: until it is killed. With ``longer`` never a shorter one."""
+        """Gives it another time to live, in seconds from now; 0: until it is killed. With ``longer`` never a shorter one.
+
+        Raises :class:`InvalidError` for less than 0.
+
+        >>> (sandbox.set_ttl(3600)).expires_at_unix > 0
+        True
+        """
         body = {"ttl_seconds": ttl, "longer": longer}
         self.info = SandboxInfo.load(self.client.transport.request("PUT", f"{self._base}/ttl", json=body))
         return self.info
 
     def ping(self) -> dict[str, Any]:
-        """Asks its agent for a sign of life."""
+        """Asks its agent for a sign of life.
+
+        Raises :class:`WrongStateError` for one that does not run, :class:`TimeoutError`.
+
+        >>> (sandbox.ping())["pong"]
+        True
+        """
         reply: dict[str, Any] = self.client.transport.request("POST", f"{self._base}/ping")
         return reply
 
     def logs(self) -> str:
-        """The newest part of its console."""
+        """The newest part of its console.
+
+        >>> isinstance(sandbox.logs(), str)
+        True
+        """
         return (self.client.transport.send("GET", f"{self._base}/logs")).text
 
     def metrics(self) -> dict[str, Any]:
-        """What it uses by its own accounting (docs/api.md: Metrics)."""
+        """What it uses by its own accounting (docs/api.md: Metrics).
+
+        >>> (sandbox.metrics())["cpus"]
+        1
+        """
         reply: dict[str, Any] = self.client.transport.request("GET", f"{self._base}/metrics")
         return reply
 
     def usage(self) -> dict[str, Any]:
-        """What it costs its host (docs/api.md: Usage)."""
+        """What it costs its host (docs/api.md: Usage).
+
+        >>> (sandbox.usage())["id"] == sandbox.id
+        True
+        """
         reply: dict[str, Any] = self.client.transport.request("GET", f"{self._base}/usage")
         return reply
 
     def egress(self) -> dict[str, Any]:
-        """What it may reach, and what it has sent and received (docs/api.md: EgressState)."""
+        """What it may reach, and what it has sent and received (docs/api.md: EgressState).
+
+        >>> (sandbox.egress())["preset"]
+        'none'
+        """
         reply: dict[str, Any] = self.client.transport.request("GET", f"{self._base}/egress")
         return reply
 
@@ -318,31 +412,55 @@ class Sandbox:
         deny: Sequence[str] = (),
         budget_bytes: int | None = None,
     ) -> dict[str, Any]:
-        """Says what it may reach from now on; flows that it may not have any more are cut."""
+        """Says what it may reach from now on; flows that it may not have any more are cut.
+
+        Raises :class:`InvalidError`, and :class:`DeniedError` for who may not let it reach more.
+
+        >>> (sandbox.set_egress("none", budget_bytes=1 << 20))["preset"]
+        'none'
+        """
         body = clean(preset=preset, allow=list(allow) or None, deny=list(deny) or None, budget_bytes=budget_bytes)
         reply: dict[str, Any] = self.client.transport.request("PUT", f"{self._base}/egress", json=body)
         return reply
 
     def flows(self, *, follow: bool = False, since: int | None = None) -> Iterator[dict[str, Any]]:
-        """What it said to whom outside, and what was refused (docs/api.md: Flow); with ``follow`` as it happens."""
+        """What it said to whom outside, and what was refused (docs/api.md: Flow); with ``follow`` as it happens.
+
+        >>> [flow for flow in sandbox.flows()]
+        []
+        """
         params = clean(follow="true" if follow else "false", since=since)
         with closing(self.client.transport.lines("GET", f"{self._base}/flows", params=params)) as lines:
             for flow in lines:
                 yield flow
 
     def ports(self) -> builtins.list[PortInfo]:
-        """TCP ports that something in it listens on, and those that are public."""
+        """TCP ports that something in it listens on, and those that are public.
+
+        >>> sandbox.set_port(8080, public=True)
+        >>> [(p.port, p.public) for p in sandbox.ports() if p.port == 8080]
+        [(8080, True)]
+        """
         reply = self.client.transport.request("GET", f"{self._base}/ports")
         return [PortInfo.load(p) for p in reply["ports"]]
 
     def set_port(self, port: int, *, public: bool) -> None:
-        """Says who may connect to a port: everybody who reaches the daemon, or who has a token (which holds at first)."""
+        """Says who may connect to a port: everybody who reaches the daemon, or who has a token (which holds at first).
+
+        >>> sandbox.set_port(8080, public=False)
+        """
         self.client.transport.request("PUT", f"{self._base}/ports/{port}", json={"public": public})
 
     def port_url(self, port: int, path: str = "/") -> str:
         """Where the daemon serves a port of its over HTTP (WebSockets, too), to who shows a token unless it is public.
 
         Raises :class:`ForkdError` for a daemon that serves no TCP.
+
+        >>> try:
+        ...     url = sandbox.port_url(8080, "/health")
+        ... except ForkdError as e:
+        ...     print(e)
+        the daemon serves no TCP; start it with --bind
         """
         url = self.client.transport.target.url
         if self.client.transport.target.socket:
@@ -352,7 +470,13 @@ class Sandbox:
         return f"{url}{self._base}/ports/{port}/{path.lstrip('/')}"
 
     def create_token(self, name: str = "", *, scope: str = "use", ttl: float | None = None) -> Token:
-        """A token that opens this sandbox and nothing else, and ends with it."""
+        """A token that opens this sandbox and nothing else, and ends with it.
+
+        ``ttl`` is in seconds. Raises :class:`DeniedError`.
+
+        >>> (sandbox.create_token(ttl=60)).sandbox == sandbox.id
+        True
+        """
         body = clean(name=name or None, scope=scope, ttl_seconds=ttl)
         return Token.load(self.client.transport.request("POST", f"{self._base}/tokens", json=body))
 
@@ -400,7 +524,11 @@ class Snapshot:
 
     @classmethod
     def get(cls, tag: str, *, client: Client | None = None) -> Snapshot:
-        """The snapshot of that tag. Raises :class:`NotFoundError`."""
+        """The snapshot of that tag. Raises :class:`NotFoundError`.
+
+        >>> (Snapshot.get("python-numpy")).status
+        'ready'
+        """
         client = client or default()
         return cls(client, SnapshotInfo.load(client.transport.request("GET", f"/v1/snapshots/{segment(tag)}")))
 
@@ -413,7 +541,11 @@ class Snapshot:
         branched_from: str | None = None,
         client: Client | None = None,
     ) -> builtins.list[Snapshot]:
-        """All snapshots: of that status, that stand on that parent, that are branches of that sandbox."""
+        """All snapshots: of that status, that stand on that parent, that are branches of that sandbox.
+
+        >>> "python-numpy" in [s.tag for s in Snapshot.list(status="ready")]
+        True
+        """
         client = client or default()
         params = clean(status=status, parent=parent, branched_from=branched_from)
         found = client.transport.request("GET", "/v1/snapshots", params=params)
@@ -434,7 +566,14 @@ class Snapshot:
         egress: str | Mapping[str, Any] | None = None,
         **more: Any,
     ) -> builtins.list[Sandbox]:
-        """Forks ``n`` sandboxes. Options are those of :meth:`Sandbox.create`."""
+        """Forks ``n`` sandboxes. Options are those of :meth:`Sandbox.create`.
+
+        >>> snapshot = Snapshot.get("python-numpy")
+        >>> [one] = snapshot.fork(env={"GREETING": "hi"})
+        >>> (one.commands.run("echo $GREETING")).stdout
+        'hi\\n'
+        >>> one.kill()
+        """
         return Sandbox.create_many(
             self.tag,
             n,
@@ -452,7 +591,14 @@ class Snapshot:
         )
 
     def wait(self, timeout: float = 300.0) -> Snapshot:
-        """Waits until it is no longer being written, so many seconds at most. Look at ``status``."""
+        """Waits until it is no longer being written, so many seconds at most. Look at ``status``.
+
+        >>> branch = sandbox.branch(wait=False)
+        >>> (branch.wait(60)).status
+        'ready'
+        >>> branch.remove() == [branch.tag]
+        True
+        """
         left = timeout
         while True:
             once = min(left, 60.0)
@@ -464,7 +610,15 @@ class Snapshot:
                 return self
 
     def compact(self, to: str) -> Snapshot:
-        """A snapshot of this content that stands on no other."""
+        """A snapshot of this content that stands on no other.
+
+        Raises :class:`ExistsError`, :class:`WrongStateError` while it is being written.
+
+        >>> branch = sandbox.branch()
+        >>> alone = branch.compact("stands-alone")
+        >>> branch.remove() == [branch.tag], alone.remove()
+        (True, ['stands-alone'])
+        """
         path = f"/v1/snapshots/{segment(self.tag)}/compact"
         return Snapshot(
             self.client,
@@ -476,6 +630,10 @@ class Snapshot:
 
         What others stand on is :class:`BusyError`, unless ``cascade`` (those are removed as well) or ``force`` (those
         keep what they need of it).
+
+        >>> branch = sandbox.branch("to-be-removed")
+        >>> branch.remove()
+        ['to-be-removed']
         """
         params = clean(cascade="true" if cascade else None, force="true" if force else None)
         reply = self.client.transport.request("DELETE", f"/v1/snapshots/{segment(self.tag)}", params=params)
@@ -499,7 +657,11 @@ class Image:
 
     @classmethod
     def list(cls, *, client: Client | None = None) -> builtins.list[Image]:
-        """All images."""
+        """All images.
+
+        >>> "python-numpy" in [image.info.name for image in Image.list()]
+        True
+        """
         client = client or default()
         return [cls(client, ImageInfo.load(i)) for i in client.transport.request("GET", "/v1/images")]
 
@@ -514,7 +676,16 @@ class Image:
         on_event: Callable[[dict[str, Any]], Any] | None = None,
         client: Client | None = None,
     ) -> Snapshot:
-        """Builds a recipe (its text, docs/recipes.md; ``files`` are those that it names) into a snapshot of that tag."""
+        """Builds a recipe (its text, docs/recipes.md; ``files`` are those that it names) into a snapshot of that tag.
+
+        Raises :class:`InvalidError` for a recipe that is not right, with line and reason, and :class:`ExistsError`.
+
+        >>> try:
+        ...     snapshot = Image.build("name: x\\nnonsense: 1\\n", "x")
+        ... except InvalidError as e:
+        ...     print("nonsense" in e.message)
+        True
+        """
         from .._pieces import recipe_tar
         from ..errors import ConnectionLostError, refusal
 
@@ -532,5 +703,12 @@ class Image:
         raise ConnectionLostError("the build broke off before its end")
 
     def remove(self) -> None:
-        """Removes it. Raises :class:`BusyError` while snapshots need it."""
+        """Removes it. Raises :class:`BusyError` while snapshots need it.
+
+        >>> try:
+        ...     (Image.list())[0].remove()
+        ... except BusyError as e:
+        ...     print(e.code)
+        busy
+        """
         self.client.transport.request("DELETE", f"/v1/images/{segment(self.id)}")
