@@ -177,6 +177,31 @@ func TestSDKs(t *testing.T) {
 		local := []string{"FORKD_URL=", "FORKD_TOKEN=", "FORKD_HOST=", "FORKD_HOME=" + f.home, "FORKD_BIN=" + f.bin}
 		t.Log(lastLine(ranForeign(t, 2*time.Minute, local, python, filepath.Join("..", "sdk", "python", "tests", "examples.py"), parentTag)))
 	})
+	t.Run("dry run", func(t *testing.T) { // of a recipe; the others' are with the tests of recipes, which build them
+		f.t = t
+		withPytest(t, f, filepath.Join(tools, "python"), "parallel-pytest")
+		local := []string{"FORKD_URL=", "FORKD_TOKEN=", "FORKD_HOST=", "FORKD_HOME=" + f.home, "FORKD_BIN=" + f.bin}
+		dryRun := filepath.Join("..", "recipes", "parallel-pytest", "dry_run.py")
+		t.Log(ranForeign(t, 3*time.Minute, local, python, dryRun, "parallel-pytest", "2"))
+	})
+}
+
+// withPytest makes a snapshot of the parent with the pytest of a virtual environment of this machine, imported.
+func withPytest(t *testing.T, f *forkd, venv, tag string) {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(venv, "lib", "python3*", "site-packages"))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("packages in %s: %q, %v", venv, found, err)
+	}
+	args := []string{"-c", `tar -C "$0" -cf "$1" py.py pytest _pytest pluggy iniconfig packaging $(cd "$0" && ls -d pluggy-*.dist-info)`}
+	archive := filepath.Join(t.TempDir(), "pytest.tar")
+	ranForeign(t, time.Minute, nil, "sh", append(args, found[0], archive)...)
+	id := f.forkOf(parentTag, 1)[0].ID
+	f.run("cp", archive, id+":/tmp/pytest.tar")
+	f.run("exec", id, "--", "sh", "-ec", "tar -C /usr/local/lib/python3.11/dist-packages -xf /tmp/pytest.tar; rm /tmp/pytest.tar")
+	f.run("eval", id, "import pytest")
+	f.run("branch", id, "-t", tag)
+	f.run("kill", id)
 }
 
 // TestMCP: the official client of the Model Context Protocol lists and calls every tool of forkd mcp, over standard input and
@@ -196,7 +221,11 @@ func TestMCP(t *testing.T) {
 	t.Run("http", func(t *testing.T) {
 		f.t = t
 		var token api.Token
-		f.json(&token, "token", "create", "mcp", "--scope", "manage")
+		scope := "manage"
+		if testenv.Soak() { // some tools need more
+			scope = "admin"
+		}
+		f.json(&token, "token", "create", "mcp", "--scope", scope)
 		ctx, stop := context.WithCancel(t.Context())
 		server := exec.CommandContext(ctx, f.bin, "mcp", "--http", "127.0.0.1:0")
 		server.Cancel = func() error { return server.Process.Signal(os.Interrupt) }

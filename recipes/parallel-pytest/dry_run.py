@@ -101,7 +101,7 @@ check(
     "the test that is wrong fails alone as well, and no other",
     [t for t, v in alone.items() if v == "FAILED"] == ["test_rounds_up"],
 )
-check("those that hostile tests took along pass alone", sum(v == "PASSED" for v in alone.values()) >= 2)
+check("what was lost with it passes alone", "PASSED" in alone.values())
 check(
     "a test deleted the project and one set a trap, and that stayed with them",
     {"test_deletes_everything", "test_sets_a_trap"} <= well,
