@@ -44,7 +44,8 @@ type Config struct {
 type Server struct {
 	Config
 
-	builds builds
+	builds  builds
+	written written
 }
 
 // New makes a server.

@@ -121,11 +121,16 @@ func (s *Server) watchDir(r *http.Request, out *stream) error {
 		case err != nil:
 			return err
 		}
-		if e.Filesystem != nil && e.Filesystem.Entry != nil {
-			*e.Filesystem.Entry = entry(*e.Filesystem.Entry)
+		if e.Filesystem == nil {
+			if err := out.send(e); err != nil {
+				return err
+			}
+			continue
 		}
-		if err := out.send(e); err != nil {
-			return err
+		for _, f := range s.written.events(targetOf(r).id, []wire.FileEvent{*e.Filesystem}) {
+			if err := out.send(wire.WatchEvent{Filesystem: &f}); err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -153,14 +158,7 @@ func (s *Server) watcherEvents(w http.ResponseWriter, r *http.Request) error {
 	if err := s.unary(r, wire.MethodWatcherEvents, req, &out); err != nil {
 		return err
 	}
-	if out.Events == nil {
-		out.Events = []wire.FileEvent{}
-	}
-	for i := range out.Events {
-		if e := out.Events[i].Entry; e != nil {
-			*e = entry(*e)
-		}
-	}
+	out.Events = s.written.events(targetOf(r).id, out.Events)
 	return httpapi.Reply(w, http.StatusOK, out)
 }
 
@@ -199,7 +197,14 @@ type writeInfo struct {
 }
 
 func (s *Server) upload(w http.ResponseWriter, r *http.Request) error {
-	written, err := s.API.Upload(r, func(ctx context.Context) (httpapi.FileGuest, error) { return s.guest(ctx, r) },
+	note := func(path string) { s.written.note(targetOf(r).id, path) }
+	written, err := s.API.Upload(r, func(ctx context.Context) (httpapi.FileGuest, error) {
+		conn, err := s.guest(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		return noting{conn, note}, nil
+	},
 		wire.WriteRequest{Path: wire.EncodeName(r.URL.Query().Get("path")), User: fileUser(r)})
 	if err != nil {
 		if r.Context().Err() == nil {

@@ -120,16 +120,16 @@ func (s *Server) createContext(w http.ResponseWriter, r *http.Request) error {
 	return httpapi.Reply(w, http.StatusOK, describeContext(*info))
 }
 
-// known refuses a context that is not there: the guest would make one.
-func known(ctx context.Context, conn *guest.Conn, id string) error {
+// known is the language of a context. One that is not there is refused: the guest would make it.
+func known(ctx context.Context, conn *guest.Conn, id string) (language string, err error) {
 	list, err := call.Contexts(ctx, conn)
 	if err != nil {
-		return err
+		return "", err
 	}
-	if slices.ContainsFunc(list, func(c wire.ContextInfo) bool { return c.ID == id }) {
-		return nil
+	if i := slices.IndexFunc(list, func(c wire.ContextInfo) bool { return c.ID == id }); i >= 0 {
+		return list[i].Language, nil
 	}
-	return &api.Error{Code: api.CodeNotFound, Message: "Context " + id + " not found"}
+	return "", &api.Error{Code: api.CodeNotFound, Message: "Context " + id + " not found"}
 }
 
 func (s *Server) restartContext(w http.ResponseWriter, r *http.Request) error {
@@ -181,10 +181,14 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	language := req.Language
 	if req.Context != "" {
-		if err := known(r.Context(), conn, req.Context); err != nil {
+		if language, err = known(r.Context(), conn, req.Context); err != nil {
 			return err
 		}
+	}
+	if language == "python" {
+		req.Code = notebook(req.Code)
 	}
 	ask := wire.EvalRequest{Context: req.Context, Language: req.Language, Code: req.Code, Env: req.Env}
 	out := &lines{w: w}

@@ -127,7 +127,7 @@ func (s *Server) create(usual time.Duration) handler {
 			return err
 		}
 		spec := host.ForkSpec{
-			Tag: tagOf(req.Template), N: 1, Labels: req.Metadata, Env: req.Env, TTL: ttl,
+			Tag: tagOf(req.Template), N: 1, Labels: req.Metadata, Env: envOf(&req), IDIn: idVariable, TTL: ttl,
 			Life: host.Life{AutoResume: req.AutoResume != nil && req.AutoResume.Enabled},
 		}
 		if req.AutoPause {
@@ -155,6 +155,20 @@ func (s *Server) create(usual time.Duration) handler {
 		w.Header().Set("Cache-Control", "no-store")
 		return httpapi.Reply(w, http.StatusCreated, s.sandboxReply(v))
 	}
+}
+
+// What tells processes where they are, as E2B's documentation has it. There are no teams here.
+const (
+	insideVariable   = "E2B_SANDBOX"
+	idVariable       = "E2B_SANDBOX_ID"
+	templateVariable = "E2B_TEMPLATE_ID"
+)
+
+// envOf is the variables of a new sandbox: a client's own go before what it is told.
+func envOf(n *newSandbox) map[string]string {
+	env := map[string]string{insideVariable: "true", templateVariable: tagOf(n.Template)}
+	maps.Copy(env, n.Env)
+	return env
 }
 
 // manyAllowed refuses to make other sandboxes with a token that opens one alone.
@@ -633,7 +647,7 @@ func (s *Server) fork(usual time.Duration) handler {
 		}
 		httpapi.NoteCreated(r, "snapshot", tag)
 		spec := host.ForkSpec{
-			Tag: tag, N: n, Labels: maps.Clone(v.Labels), TTL: ttl, Limits: v.Limits,
+			Tag: tag, N: n, Labels: maps.Clone(v.Labels), Env: v.Env, IDIn: idVariable, TTL: ttl, Limits: v.Limits,
 			Life: host.Life{OnEnd: v.Life.OnEnd, AutoResume: v.Life.AutoResume},
 		}
 		results, err := s.Host.Fork(r.Context(), spec)

@@ -179,7 +179,7 @@ func (b *build) startBuilder(ctx context.Context, m store.Snapshot) (_ *builder,
 		_ = s.machine.Close()
 		h.cfg.Networks.Detach(s.id)
 	})
-	if err := s.awaken(ctx, ForkSpec{Tag: m.Tag, N: 1}, m.Protocol, h.cfg.Patience); err != nil {
+	if err := s.awaken(ctx, m.Protocol, h.cfg.Patience); err != nil {
 		return nil, withConsole(err, s.machine.Console())
 	}
 	bl.conn = s.conn

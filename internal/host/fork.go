@@ -32,6 +32,7 @@ type ForkSpec struct {
 	N           int
 	Labels      map[string]string
 	Env         map[string]string
+	IDIn        string        // a variable that is each child's own id; "": none
 	TTL         time.Duration // 0: until killed
 	CPUs        int           // 0: the snapshot's
 	MemoryBytes int64
@@ -166,6 +167,17 @@ func (spec ForkSpec) Check() error {
 	return checkEnv(spec.Env)
 }
 
+// env is what a child's processes begin with.
+func (spec *ForkSpec) env(id string) map[string]string {
+	if spec.IDIn == "" {
+		return maps.Clone(spec.Env)
+	}
+	env := map[string]string{}
+	maps.Copy(env, spec.Env)
+	env[spec.IDIn] = id
+	return env
+}
+
 func (spec ForkSpec) check(m store.Snapshot) error {
 	if err := spec.Check(); err != nil {
 		return err
@@ -222,7 +234,7 @@ func (h *Host) forkOne(ctx context.Context, spec ForkSpec, from *origin, hot *ho
 	u.Add(func() { _ = os.RemoveAll(dir) })
 	s := &sandbox{
 		id: id, tag: from.tag, from: from, index: index, count: spec.N, hostname: id, labels: maps.Clone(spec.Labels),
-		created: time.Now(), dir: dir, hot: hot, state: lineage.Running, generation: 1,
+		env: spec.env(id), created: time.Now(), dir: dir, hot: hot, state: lineage.Running, generation: 1,
 		workspace: spec.Workspace, limits: spec.Limits, life: spec.Life.with(spec.TTL), egress: spec.Egress.Clone(), talked: from.snapshot.Talked,
 	}
 	u.Add(func() { _ = s.cgroup.Remove() })
@@ -233,7 +245,7 @@ func (h *Host) forkOne(ctx context.Context, spec ForkSpec, from *origin, hot *ho
 		_ = s.machine.Close()
 		h.cfg.Networks.Detach(s.id)
 	})
-	if err := s.awaken(ctx, spec, from.snapshot.Protocol, h.cfg.Patience); err != nil {
+	if err := s.awaken(ctx, from.snapshot.Protocol, h.cfg.Patience); err != nil {
 		return nil, withConsole(s.orLimit(err), s.machine.Console())
 	}
 	u.Add(func() { _ = s.conn.Close() })
@@ -309,7 +321,7 @@ func diskFormat(chain []string) string {
 // awaken gives the child its own identity and waits for the confirmation. Whatever fails here, the caller kills the
 // machine: a child that kept its parent's entropy must never run user code (invariant 4).
 // Protocol is the version that the agent in the snapshot speaks.
-func (s *sandbox) awaken(ctx context.Context, spec ForkSpec, protocol int, within time.Duration) (err error) {
+func (s *sandbox) awaken(ctx context.Context, protocol int, within time.Duration) (err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("the guest did not confirm its new identity within %s", within))
 	defer cancel()
 	ctx, stop := untilDead(ctx, s.machine)
@@ -322,7 +334,7 @@ func (s *sandbox) awaken(ctx context.Context, spec ForkSpec, protocol int, withi
 		}
 	}()
 	if protocol >= wire.Version {
-		conn, report, err := guest.AwakenFirst(ctx, s.machine.DialGuest, s.generation, identity(s, spec.Env))
+		conn, report, err := guest.AwakenFirst(ctx, s.machine.DialGuest, s.generation, identity(s, s.env))
 		if err != nil {
 			return fmt.Errorf("awaken: %w", s.because(ctx, err))
 		}
@@ -333,7 +345,7 @@ func (s *sandbox) awaken(ctx context.Context, spec ForkSpec, protocol int, withi
 	if err != nil {
 		return fmt.Errorf("reach the agent: %w", s.because(ctx, err))
 	}
-	report, err := conn.Awaken(ctx, identity(s, spec.Env))
+	report, err := conn.Awaken(ctx, identity(s, s.env))
 	if err != nil {
 		return errors.Join(fmt.Errorf("awaken: %w", s.because(ctx, err)), conn.Close())
 	}

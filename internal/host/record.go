@@ -32,6 +32,7 @@ type keptSandbox struct {
 	Count    int                `json:"count"`
 	Hostname string             `json:"hostname"`
 	Labels   map[string]string  `json:"labels,omitempty"`
+	Env      map[string]string  `json:"env,omitempty"`
 	Created  time.Time          `json:"created"`
 	Expires  time.Time          `json:"expires"`
 	Report   *wire.AwakenReport `json:"report"`
@@ -54,7 +55,7 @@ type keptSandbox struct {
 // kept describes a sandbox. The caller holds its lock.
 func (s *sandbox) kept() keptSandbox {
 	return keptSandbox{
-		Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Created: s.created, Expires: s.expires,
+		Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Env: s.env, Created: s.created, Expires: s.expires,
 		Report: s.report, Ready: s.ready, Branches: s.branches, Public: s.public, Workspace: s.workspace,
 		Limits: s.limits, Life: s.life, Egress: s.egress.Clone(), Talked: s.talked, NetSpent: s.netSpent,
 		Spent: s.spent,
@@ -64,7 +65,7 @@ func (s *sandbox) kept() keptSandbox {
 // sandbox is what was described, without a machine.
 func (k *keptSandbox) sandbox(id string) *sandbox {
 	return &sandbox{
-		id: id, tag: k.Tag, index: k.Index, count: k.Count, hostname: k.Hostname, labels: k.Labels, created: k.Created,
+		id: id, tag: k.Tag, index: k.Index, count: k.Count, hostname: k.Hostname, labels: k.Labels, env: k.Env, created: k.Created,
 		expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches, public: k.Public, workspace: k.Workspace,
 		limits: k.Limits, life: k.Life, egress: k.Egress, talked: k.Talked, netSpent: k.NetSpent,
 		spent: k.Spent,

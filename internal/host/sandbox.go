@@ -31,6 +31,7 @@ type sandbox struct {
 	index, count int
 	hostname     string
 	labels       map[string]string
+	env          map[string]string // that it was forked with
 	created      time.Time
 	report       *wire.AwakenReport
 	ready        time.Duration
@@ -88,6 +89,7 @@ type View struct {
 	State                     lineage.State
 	Reason                    string
 	Labels                    map[string]string
+	Env                       map[string]string // that it was forked with
 	Created, Expires          time.Time
 	PID                       int
 	Layers                    []string // of the confinement of its VM process; only where usage is asked for
@@ -113,7 +115,7 @@ func (s *sandbox) view() View {
 	defer s.mu.Unlock()
 	v := View{
 		ID: s.id, SnapshotTag: s.tag, Hostname: s.hostname, Index: s.index, Count: s.count, State: s.state, Reason: s.reason,
-		Labels: s.labels, Created: s.created, Expires: s.expires, Format: s.format, Report: s.report, Ready: s.ready,
+		Labels: s.labels, Env: s.env, Created: s.created, Expires: s.expires, Format: s.format, Report: s.report, Ready: s.ready,
 		Branches: s.branches, Workspace: s.workspace, Limits: s.limits, Life: s.life,
 		Egress: s.egress.Clone(),
 	}
