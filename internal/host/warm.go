@@ -116,7 +116,7 @@ func (b *build) warmup(ctx context.Context, conn *guest.Conn) ([]string, error) 
 	if up == nil {
 		return warm, nil
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, up.Timeout, fmt.Errorf("it did not finish within %s (warmup.timeout)", up.Timeout))
+	ctx, cancel := context.WithTimeoutCause(ctx, up.Timeout, &lateError{fmt.Sprintf("it did not finish within %s (warmup.timeout)", up.Timeout)})
 	defer cancel()
 	for i := range up.Services {
 		start := time.Now()
