@@ -85,9 +85,9 @@ check(["sandbox.getInfo", "Sandbox.getInfo"], async (sb) => {
 check(["sandbox.isRunning"], async (sb) => same(await sb.isRunning(), true));
 
 check(["sandbox.setTimeout"], async (sb) => {
-  await sb.setTimeout(600_000);
+  await sb.setTimeout(7_200_000);
   const left = (await sb.getInfo()).endAt - Date.now();
-  assert.ok(left > 590_000 && left < 602_000, left);
+  assert.ok(left > 7_150_000 && left < 7_202_000, left);
   const other = await fresh();
   await other.setTimeout(1000);
   await eventually(async () => !(await other.isRunning()));
@@ -412,12 +412,259 @@ check(["Template.build"], async () => {
   await Sandbox.deleteSnapshot(build.templateId);
 }, long);
 
+// What E2B's documentation shows, page by page, in calls of our own: each gives what the documentation says.
+function examples() {
+  const left = async (sb) => ((await sb.getInfo()).endAt - Date.now()) / 1000;
+  const around = (seconds, want) => assert.ok(seconds > want - 15 && seconds < want + 1, `${seconds} s are left of ${want}`);
+  const out = async (sb, cmd, options) => (await sb.commands.run(cmd, options)).stdout;
+  const printed = (e) => e.logs.stdout.join("");
+
+  // Sandboxes.
+
+  check(["docs: sandbox lifecycle"], async () => {
+    const usual = await Sandbox.create(template);
+    around(await left(usual), 300);
+    await usual.kill();
+    const sb = await Sandbox.create(template, { timeoutMs: 60_000 });
+    around(await left(sb), 60);
+    await sb.setTimeout(30_000);
+    around(await left(sb), 30);
+    const i = await sb.getInfo();
+    same([i.sandboxId, i.name, i.metadata], [sb.sandboxId, template, {}]);
+    same([await sb.kill(), await sb.kill(), await sb.isRunning()], [true, false, false]);
+  }, long);
+
+  check(["docs: metadata and listing"], async () => {
+    const userId = randomBytes(8).toString("hex");
+    const made = [];
+    for (const env of ["dev", "dev", "prod"]) made.push(await fresh({ metadata: { userId, env } }));
+    try {
+      const found = await Sandbox.list({ query: { metadata: { userId, env: "dev" } } }).nextItems();
+      same(found.map((i) => i.sandboxId).sort(), made.slice(0, 2).map((s) => s.sandboxId).sort());
+      same([found[0].metadata, found[0].state], [{ userId, env: "dev" }, "running"]);
+      const pages = Sandbox.list({ query: { metadata: { userId } }, limit: 2 });
+      same([(await pages.nextItems()).length, (await pages.nextItems()).length, pages.hasNext], [2, 1, false]);
+      await made[2].pause();
+      const paused = await all(Sandbox.list({ query: { metadata: { userId }, state: ["paused"] } }));
+      same(paused.map((i) => i.sandboxId), [made[2].sandboxId]);
+    } finally {
+      for (const sb of made) await sb.kill();
+    }
+  }, long);
+
+  check(["docs: environment variables, default and given"], async () => {
+    const sb = await fresh({ envs: { MINE: "global" } });
+    same(await out(sb, "echo $E2B_SANDBOX $E2B_SANDBOX_ID $E2B_TEMPLATE_ID $MINE"), `true ${sb.sandboxId} ${template} global\n`);
+    same(await out(sb, "echo $MINE", { envs: { MINE: "of this" } }), "of this\n");
+    const code = "import os; print(os.environ.get('MINE'))";
+    same(printed(await sb.runCode(code, { envs: { MINE: "of code" } })), "of code\n");
+    same(printed(await sb.runCode(code)), "global\n");
+    await sb.kill();
+  }, long);
+
+  check(["docs: persistence"], async () => {
+    const sb = await fresh();
+    await sb.files.write("note.txt", "before");
+    const job = await sb.commands.run("sleep 1000", { background: true });
+    const gone = job.wait().catch(() => {});
+    await sb.runCode("variable = {'a': 1}");
+    same(await Sandbox.pause(sb.sandboxId), true);
+    const again = await sb.connect();
+    around(await left(again), 300);
+    same([await again.files.read("note.txt"), (await again.runCode("variable['a']")).text], ["before", "1"]);
+    assert.ok((await again.commands.list()).some((p) => p.pid === job.pid), "the process is gone");
+    await again.pause();
+    same(await Sandbox.kill(sb.sandboxId), true);
+    await fails(Sandbox.connect(sb.sandboxId), e2b.NotFoundError);
+    await gone;
+  }, long);
+
+  check(["docs: snapshots"], async () => {
+    if (!Sandbox.createSnapshot) throw new Absent("this version has no snapshots");
+    const sb = await fresh();
+    await sb.runCode("plan = ['a']");
+    const checkpoint = await Sandbox.createSnapshot(sb.sandboxId);
+    await sb.runCode("plan.append('b')");
+    const one = await Sandbox.create(checkpoint.snapshotId, { timeoutMs: 100_000 });
+    same([(await one.runCode("plan")).text, (await sb.runCode("plan")).text], ["['a']", "['a', 'b']"]);
+    await one.kill();
+    await sb.kill();
+    same(await Sandbox.deleteSnapshot(checkpoint.snapshotId), true);
+  }, long);
+
+  check(["docs: metrics"], async (sb) => {
+    for (const list of [await sb.getMetrics(), await Sandbox.getMetrics(sb.sandboxId)]) {
+      const m = list.at(-1);
+      assert.ok(m.cpuCount >= 1 && m.cpuUsedPct >= 0 && m.memUsed < m.memTotal && m.diskUsed < m.diskTotal, JSON.stringify(m));
+      assert.ok(Math.abs(Date.now() - m.timestamp) < 120_000, String(m.timestamp));
+    }
+  }, long);
+
+  // Commands.
+
+  check(["docs: commands"], async (sb) => {
+    await sb.files.write("/tmp/listed/one.txt", "1");
+    const listed = await sb.commands.run("ls -l /tmp/listed");
+    same([listed.exitCode, listed.stderr, listed.stdout.includes("one.txt")], [0, "", true]);
+    let stdout = "";
+    let stderr = "";
+    const r = await sb.commands.run("echo first; sleep 0.2; echo second; echo oops >&2", {
+      onStdout: (s) => void (stdout += s), onStderr: (s) => void (stderr += s),
+    });
+    same([stdout, stderr, r.stdout, r.stderr], ["first\nsecond\n", "oops\n", "first\nsecond\n", "oops\n"]);
+    let heard = "";
+    const job = await sb.commands.run("echo hello; sleep 100; echo world", { background: true, onStdout: (s) => void (heard += s) });
+    const gone = fails(job.wait(), e2b.CommandExitError);
+    await eventually(() => heard === "hello\n");
+    same(await job.kill(), true);
+    await gone;
+    const e = await fails(sb.commands.run("ls /no/such/directory"), e2b.CommandExitError);
+    same([e.exitCode, e.stdout, e.stderr.includes("No such file")], [2, "", true]);
+    await sb.files.remove("/tmp/listed");
+  }, long);
+
+  check(["docs: interactive terminal"], async (sb) => {
+    let text = "";
+    const pty = await sb.pty.create({ cols: 70, rows: 20, cwd: "/tmp", envs: { COLOUR: "green" }, onData: (d) => void (text += Buffer.from(d)) });
+    await sb.pty.sendInput(pty.pid, new TextEncoder().encode("echo in $PWD with $COLOUR and $TERM; exit 3\n"));
+    same((await fails(pty.wait(), e2b.CommandExitError)).exitCode, 3);
+    assert.ok(text.includes("in /tmp with green and xterm-256color"), text);
+  }, long);
+
+  // Files.
+
+  check(["docs: files, relative to the home of the user"], async (sb) => {
+    const home = (await out(sb, "cd; pwd")).trim();
+    const user = (await out(sb, "whoami")).trim();
+    same((await sb.files.write("docs/page.txt", "Hello, world!")).path, `${home}/docs/page.txt`);
+    let i = await sb.files.getInfo("docs/page.txt");
+    same([i.name, i.type, i.path, i.size, i.mode, i.permissions, i.owner], ["page.txt", "file", `${home}/docs/page.txt`, 13, 0o644, "-rw-r--r--", user]);
+    await sb.files.makeDir("docs/dir");
+    i = await sb.files.getInfo("docs/dir");
+    same([i.type, i.mode, i.permissions, i.group], ["dir", 0o755, "drwxr-xr-x", user]);
+    await sb.files.write([{ path: "/tmp/pair/a", data: "A" }, { path: "docs/b", data: "B" }]);
+    same([await sb.files.read("/tmp/pair/a"), await sb.files.read(`${home}/docs/b`)], ["A", "B"]);
+    await sb.files.remove("docs");
+    same(await sb.files.exists("docs"), false);
+  });
+
+  check(["docs: upload and download by signed URLs"], async (sb) => {
+    const form = new FormData();
+    form.append("file", "of a form"); // a field without a file's name
+    const up = await fetch(await sb.uploadUrl("signed.txt", { useSignatureExpiration: 10_000 }), { method: "POST", body: form });
+    same(up.status, 200);
+    same(await (await fetch(await sb.downloadUrl("signed.txt", { useSignatureExpiration: 10_000 }))).text(), "of a form");
+    same(await sb.files.read("signed.txt"), "of a form");
+  }, long);
+
+  check(["docs: watch a directory"], async (sb) => {
+    await sb.commands.run("rm -rf seen && mkdir -p seen/sub");
+    const told = [];
+    const handle = await sb.files.watchDir("seen", (e) => void told.push(e), { recursive: true });
+    await sb.files.write("seen/my-file", "hello");
+    await sb.files.write("seen/sub/deep", "hello");
+    const wrote = (name) => told.some((e) => e.type === e2b.FilesystemEventType.WRITE && e.name === name);
+    await eventually(() => wrote("my-file") && wrote("sub/deep"));
+    await handle.stop();
+  }, long);
+
+  // Code interpreter.
+
+  check(["docs: run code that shares its state, is indented, or calls the shell"], async (sb) => {
+    await sb.runCode("x = 1");
+    same((await sb.runCode("x+=1; x")).text, "2");
+    let e = await sb.runCode(`
+      import math
+      print("indented", math.floor(2.5))
+      math.floor(3.5)
+    `);
+    same([e.error, printed(e), e.text], [undefined, "indented 2\n", "3"]);
+    e = await sb.runCode("!echo from the shell");
+    same([e.error, printed(e)], [undefined, "from the shell\n"]);
+    e = await sb.runCode("print('Hello, world!')");
+    same([e.logs, e.results, e.text], [{ stdout: ["Hello, world!\n"], stderr: [] }, [], undefined]);
+  });
+
+  check(["docs: stream output, results and errors of code"], async (sb) => {
+    const told = [];
+    const e = await sb.runCode("import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\nprint('last')\nraise RuntimeError('at the end')", {
+      onStdout: (m) => void told.push(["out", m.line, m.error]),
+      onStderr: (m) => void told.push(["err", m.line, m.error]),
+      onError: (e) => void told.push(["error", e.name, e.value]),
+    });
+    const text = (kind) => told.filter((t) => t[0] === kind).map((t) => t[1]).join("");
+    same([text("out"), text("err"), told.at(-1), e.error.name], ["to stdout\nlast\n", "to stderr\n", ["error", "RuntimeError", "at the end"], "RuntimeError"]);
+    const results = [];
+    await sb.runCode("display('one'); display('two'); 'three'", { onResult: (r) => void results.push([r.text, r.isMainResult]) });
+    same(results, [["'one'", false], ["'two'", false], ["'three'", true]]);
+  }, long);
+
+  check(["docs: static and interactive charts"], async (sb) => {
+    if ((await sb.runCode("import importlib.util as u; u.find_spec('matplotlib') is None")).text === "True") throw new Absent("the template has no matplotlib");
+    const [r] = (await sb.runCode(`
+      import matplotlib.pyplot as plt
+      plt.bar(['P', 'Q'], [10, 20], label='Sold')
+      plt.xlabel('Who'); plt.ylabel('How many'); plt.title('Sales')
+      plt.show()
+    `)).results;
+    assert.ok(Buffer.from(r.png, "base64").subarray(1, 4).equals(Buffer.from("PNG")));
+    same([r.chart.type, r.chart.title, r.chart.x_label, r.chart.y_label, r.chart.x_unit], ["bar", "Sales", "Who", "How many", null]);
+    same(r.chart.elements.map((b) => [b.label, b.group, Number(b.value)]), [["P", "Sold", 10], ["Q", "Sold", 20]]);
+  }, long);
+
+  check(["docs: contexts of code"], async (sb) => {
+    const [one, two] = [await sb.createCodeContext({ cwd: "/tmp" }), await sb.createCodeContext({ language: "python" })];
+    await sb.runCode("name = 'one'", { context: one });
+    await sb.runCode("name = 'two'", { context: two });
+    same([(await sb.runCode("name", { context: one })).text, (await sb.runCode("name", { context: two })).text], ["'one'", "'two'"]);
+    await sb.restartCodeContext(one.id);
+    same((await sb.runCode("name", { context: one })).error.name, "NameError");
+    for (const c of [one, two]) await sb.removeCodeContext(c);
+    assert.ok(!(await sb.listCodeContexts()).some((c) => c.id === one.id || c.id === two.id));
+  }, long);
+
+  check(["docs: bash and JavaScript"], async (sb) => {
+    const bash = await sb.runCode("echo 'Hello, world!'; echo wrong >&2", { language: "bash" });
+    same([printed(bash), bash.logs.stderr.join(""), bash.error], ["Hello, world!\n", "wrong\n", undefined]);
+    if ((await out(sb, "command -v node || true")) === "") throw new Absent("the template has no node; bash is served");
+    same(printed(await sb.runCode("console.log('Hello, world!')", { language: "js" })), "Hello, world!\n");
+    const ts = await sb.runCode('import path from "path";\nconst name: string = path.join("a", "b");\nawait Promise.resolve(name.length);', { language: "ts" });
+    same([ts.error, ts.text], [undefined, "3"]);
+  }, long);
+
+  // Git.
+
+  check(["docs: git"], async (sb) => {
+    if (!sb.git) throw new Absent("this version has no git");
+    if ((await out(sb, "command -v git || true")) === "") throw new Absent("the template has no git");
+    await sb.commands.run("rm -rf /tmp/jorigin /tmp/jwork /tmp/jclone");
+    await sb.git.configureUser("Some Body", "some@example.test");
+    await sb.git.init("/tmp/jorigin", { bare: true });
+    await sb.git.init("/tmp/jwork", { initialBranch: "main" });
+    await sb.git.remoteAdd("/tmp/jwork", "origin", "/tmp/jorigin");
+    await sb.files.write("/tmp/jwork/README.md", "# work");
+    same((await sb.git.status("/tmp/jwork")).isClean, false);
+    await sb.git.add("/tmp/jwork");
+    await sb.git.commit("/tmp/jwork", "begin");
+    same((await sb.git.status("/tmp/jwork")).isClean, true);
+    await sb.git.createBranch("/tmp/jwork", "feature");
+    same((await sb.git.branches("/tmp/jwork")).currentBranch, "feature");
+    await sb.git.checkoutBranch("/tmp/jwork", "main");
+    await sb.git.deleteBranch("/tmp/jwork", "feature", { force: true });
+    await sb.git.push("/tmp/jwork", { remote: "origin", branch: "main", setUpstream: true });
+    await sb.git.clone("/tmp/jorigin", { path: "/tmp/jclone", branch: "main" });
+    same(await sb.files.read("/tmp/jclone/README.md"), "# work");
+  }, long);
+}
+
+examples();
+
 console.log(JSON.stringify({ versions: Object.fromEntries(["e2b", "@e2b/code-interpreter"].map((p) => {
   const main = require.resolve(p);
   const root = main.slice(0, main.lastIndexOf(`node_modules/${p}/`)) + `node_modules/${p}/package.json`;
   return [p, require(root).version];
 })) }));
-const sb = await fresh();
+const sb = await Sandbox.create(template, { timeoutMs: 3_600_000 });
 let failed = false;
 try {
   for (const { methods, run, slow } of checks) {
