@@ -24,7 +24,7 @@ func secretFiles() []secretFile {
 			".cache/huggingface/token .config/github-copilot/hosts.json .config/github-copilot/apps.json .claude/.credentials.json " +
 			".codex/auth.json .config/containers/auth.json .s3cfg .boto .config/rclone/rclone.conf",
 	} {
-		for _, n := range strings.Fields(names) {
+		for n := range strings.FieldsSeq(names) {
 			all = append(all, secretFile{n, what})
 		}
 	}

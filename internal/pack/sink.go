@@ -111,6 +111,7 @@ func (s *Sink) there(ctx context.Context, k *layer.Checker, x Member) (bool, err
 			return false, err
 		}
 		return s.right(k, x, path)
+	case State: // the home keeps them by snapshot, not by digest
 	}
 	return false, nil
 }

@@ -3,6 +3,7 @@ package pack
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/store"
@@ -128,8 +129,8 @@ func (v *verifier) chain(ctx context.Context, d layer.Digest) error {
 		above = append(above, found{m, b})
 		at = m.Parent
 	}
-	for i := len(above) - 1; i >= 0; i-- {
-		m := above[i].m
+	for _, f := range slices.Backward(above) {
+		m := f.m
 		info := &layerInfo{parent: m.Parent, pageSize: m.PageSize, size: m.Size}
 		if below != nil {
 			if info.depth = below.depth + 1; info.depth >= maxDepth {
@@ -140,7 +141,7 @@ func (v *verifier) chain(ctx context.Context, d layer.Digest) error {
 			}
 		}
 		v.maps[m.Digest], below = info, info
-		v.order, v.bytes = append(v.order, m.Digest), append(v.bytes, above[i].b)
+		v.order, v.bytes = append(v.order, m.Digest), append(v.bytes, f.b)
 	}
 	return nil
 }
