@@ -58,6 +58,7 @@ type Snapshot struct {
 	ID             string   `json:"id"`     // digest of its manifest
 	Status         string   `json:"status"` // "ready"; of a branch before that "writing", or "failed"
 	Bootable       bool     `json:"bootable"`
+	Pinned         bool     `json:"pinned,omitempty"` // it is not removed until it is unpinned
 	CreatedAtUnix  int64    `json:"created_at_unix"`
 	Parent         string   `json:"parent,omitempty"` // tag of the snapshot it adds to
 	Image          string   `json:"image"`

@@ -160,7 +160,7 @@ func (a *App) root() *cobra.Command {
 	root.AddCommand(
 		a.quickstart(), a.doctor(), a.build(), a.images(), a.run(), a.fork(), a.branch(), a.ls(), a.inspect(), a.exec(),
 		a.shell(), a.ps(), a.attach(), a.signal(), a.eval(), a.contexts(), a.cp(), a.files(), a.logs(), a.events(), a.stats(), a.top(), a.egress(), a.ports(), a.portForward(), a.pause(), a.resume(), a.suspend(), a.wake(), a.kill(), a.snapshot(), a.snapshots(),
-		a.snapshotInfo(), a.pack(), a.unpack(), a.push(), a.pull(), a.verify(), a.compact(), a.rmi(), a.tree(), a.workspace(), a.cleanup(), a.bench(), a.serve(), a.daemon(), a.token(), a.env(), a.version(), a.netd(),
+		a.snapshotInfo(), a.pack(), a.unpack(), a.push(), a.pull(), a.verify(), a.compact(), a.rmi(), a.tree(), a.workspace(), a.gc(), a.pin(), a.unpin(), a.cleanup(), a.bench(), a.serve(), a.daemon(), a.token(), a.env(), a.version(), a.netd(),
 	)
 	for _, c := range root.Commands() {
 		wrapArgs(c)

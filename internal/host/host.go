@@ -100,7 +100,7 @@ type Host struct {
 	busy      map[string]string         // tags a build or removal holds, and what for
 	forks     map[string]int            // by tag: forks in progress, whose children are not in sandboxes yet
 	parents   map[*branch]string        // tags that branches and suspends in progress will stand on
-	stepUse   map[string]time.Time      // when a step of a build was last used, by tag
+	stepUse   map[string]time.Time      // when a snapshot or a step of a build was last used, by tag
 	spaces    map[string]store.Workspace
 	closed    bool
 }

@@ -47,6 +47,13 @@ func (h *Host) RemoveSnapshot(ctx context.Context, tag string, opts RemoveOption
 		return nil, err
 	}
 	defer release()
+	going := []string{tag}
+	if opts.Cascade {
+		going = append(going, down...)
+	}
+	if err := h.unpinned(going...); err != nil {
+		return nil, err
+	}
 	if err := h.unclaimed(tag, down); err != nil {
 		return nil, fmt.Errorf("remove snapshot %s: %w", tag, err)
 	}

@@ -23,6 +23,7 @@ type SnapshotView struct {
 	Ancestors, Dependents []string
 	MemoryShared          int64 // bytes its children have from what it stands on
 	DiskShared            int64
+	Pinned                bool
 
 	Progress float64 // of a writing one: 0 to 1
 	Reason   string  // of a failed one
@@ -81,9 +82,13 @@ func (h *Host) claim(tag string) (m store.Snapshot, w *writing, forget func(), e
 	h.forks[tag]++
 	return m, w, func() {
 		h.mu.Lock()
-		defer h.mu.Unlock()
 		if h.forks[tag]--; h.forks[tag] == 0 {
 			delete(h.forks, tag)
+		}
+		_, ready := h.snapshots[tag]
+		h.mu.Unlock()
+		if ready {
+			h.used(tag)
 		}
 	}, nil
 }
@@ -231,7 +236,7 @@ func (h *Host) viewSnapshot(m store.Snapshot) SnapshotView {
 func (h *Host) viewLocked(m store.Snapshot) SnapshotView {
 	v := SnapshotView{
 		Snapshot: m, Status: lineage.Ready, Hot: h.hot.has(m), Sandboxes: h.sandboxesOf(m.Tag), Progress: 1,
-		Dir: h.cfg.Home.Snapshot(m.Tag),
+		Dir: h.cfg.Home.Snapshot(m.Tag), Pinned: h.store.Pinned(m.Tag),
 	}
 	family := h.family()
 	v.Ancestors, v.Dependents = lineage.Ancestors(m.Tag, family), lineage.Dependents(m.Tag, family)
@@ -410,32 +415,7 @@ func (h *Host) findImage(id string) (store.Image, error) {
 // A failure is logged and not returned: what the caller asked for is done, and the next removal or start tries again.
 // A damaged layer of one snapshot would otherwise keep the user from removing any.
 func (h *Host) collect(ctx context.Context) {
-	freed, err := h.layers.Sweep(ctx, func(context.Context) ([]layer.Digest, error) {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		var roots []layer.Digest
-		for _, m := range h.snapshots {
-			roots = append(roots, m.Memory, m.Disk, m.ImageDisk)
-		}
-		for _, m := range h.images {
-			roots = append(roots, m.Disk)
-		}
-		for _, w := range h.writing {
-			if w.parent != nil {
-				roots = append(roots, w.parent.layers()...)
-			}
-		}
-		for _, s := range h.sandboxes {
-			s.mu.Lock()
-			if s.suspended != nil {
-				roots = append(roots, s.suspended.Machine.Memory, s.suspended.Machine.Disk)
-			}
-			// What it writes adds to these, whether a tag still names them or not.
-			roots = append(roots, s.from.layers()...)
-			s.mu.Unlock()
-		}
-		return roots, nil
-	})
+	freed, err := h.layers.Sweep(ctx, func(context.Context) ([]layer.Digest, error) { return h.roots(nil, nil), nil })
 	if err != nil {
 		h.log.Warn("unused layers not collected", "error", err)
 	}

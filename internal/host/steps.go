@@ -75,12 +75,9 @@ func (h *Host) used(tag string) {
 	}
 }
 
-// loadSteps reads when steps were used, and forgets those that were not finished.
+// loadSteps reads when snapshots and steps were used, and forgets those that were not finished.
 func (h *Host) loadSteps() {
 	for tag, m := range h.snapshots {
-		if !lineage.IsStep(tag) {
-			continue
-		}
 		h.stepUse[tag] = m.CreatedAt
 		if info, err := os.Stat(h.cfg.Home.Snapshot(tag)); err == nil {
 			h.stepUse[tag] = info.ModTime()

@@ -19,7 +19,7 @@ func documents() map[string]*document {
 	for _, part := range []map[string]*document{
 		hostDocuments(), snapshotDocuments(), sandboxDocuments(), guestDocuments(), contextDocuments(), fileDocuments(),
 		workspaceDocuments(), eventDocuments(), tokenDocuments(), egressDocuments(), portDocuments(), listenDocuments(),
-		packDocuments(), registryDocuments(),
+		packDocuments(), registryDocuments(), gcDocuments(),
 	} {
 		maps.Copy(all, part)
 	}

@@ -33,7 +33,7 @@ func (op operation) path() string {
 func (s *Server) operations() []operation {
 	return slices.Concat(s.hostOperations(), s.snapshotOperations(), s.sandboxOperations(), s.guestOperations(), s.files().operations(),
 		s.tokenOperations(), s.workspaceOperations(), s.egressOperations(), s.portOperations(), s.listenOperations(),
-		s.packOperations(), s.registryOperations())
+		s.packOperations(), s.registryOperations(), s.gcOperations())
 }
 
 func (s *Server) hostOperations() []operation {

@@ -39,7 +39,7 @@ func snapshot(v host.SnapshotView) api.Snapshot {
 		Parent: v.Parent, Image: v.Image, Recipe: v.Recipe, Warm: notNil(v.Warm), CPUs: v.Engine.CPUs,
 		MemoryBytes: v.Engine.MemoryBytes, MemoryOwnBytes: v.MemoryOwn, DiskOwnBytes: v.DiskOwn, StoredBytes: v.Stored,
 		Hot: v.Hot, Sandboxes: v.Sandboxes, MemorySharedBytes: v.MemoryShared, DiskSharedBytes: v.DiskShared,
-		Error: v.Reason, Step: lineage.IsStep(v.Tag), Dir: v.Dir, Egress: egressOf(v.Egress),
+		Error: v.Reason, Step: lineage.IsStep(v.Tag), Dir: v.Dir, Egress: egressOf(v.Egress), Pinned: v.Pinned,
 	}
 	if v.Status == lineage.Ready { // before that there is no manifest yet whose digest it could be
 		out.ID = v.ID()

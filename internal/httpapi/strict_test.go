@@ -19,7 +19,7 @@ import (
 // example is a path of the document with names of nothing.
 func example(path string) string {
 	return strings.NewReplacer("{tag}", "nosuch", "{id}", "sbnosuch", "{ctx}", "c", "{process}", "1", "{watcher}", "w", "{name}", "nosuch",
-		"{token}", "t", "{file...}", "").Replace(path)
+		"{token}", "t", "{file...}", "", "{$}", "", "{ref}", "nosuch", "{digest}", "sha256:0").Replace(path)
 }
 
 // turnedDown sends a request, and returns the code of the error that comes back, which has its one shape.

@@ -162,6 +162,9 @@ func hash(s string) uint64 { // FNV-1a: stable file names, no secrets
 // Pulls has a directory for each pull from a registry that was broken off, by the digest of what was pulled.
 func (h Home) Pulls() string { return filepath.Join(h.Root, "pulls") }
 
+// Pins has an empty file for each tag that is pinned.
+func (h Home) Pins() string { return filepath.Join(h.Root, "pins") }
+
 // Make creates the directories: the root 0700, because snapshots hold what the guest's memory held.
 func (h Home) Make() error {
 	if err := os.MkdirAll(h.Root, 0o700); err != nil {
