@@ -7,7 +7,6 @@ import io
 import os
 import tempfile
 import time
-import urllib.request
 import uuid
 
 import e2b
