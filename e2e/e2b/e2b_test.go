@@ -39,7 +39,7 @@ func clients() []client {
 		{"Python", "python", []string{"e2b==2.63.0", "e2b-code-interpreter==2.11.5"}, false},
 		{"Python, older", "python", []string{"e2b==2.55.1", "e2b-code-interpreter==2.10.5"}, true},
 		{"JavaScript", "node", []string{"e2b@2.51.0", "@e2b/code-interpreter@2.8.0"}, false},
-		{"JavaScript, older", "node", []string{"e2b@2.50.0", "@e2b/code-interpreter@2.8.0"}, true},
+		{"JavaScript, older", "node", []string{"e2b@2.50.0", "@e2b/code-interpreter@2.7.2"}, true},
 	}
 }
 
@@ -54,13 +54,18 @@ func TestClients(t *testing.T) {
 		template = name
 	}
 	d := start(t, template)
+	t.Run("traps", func(t *testing.T) { d.traps(t, template) })
 	results := map[string][]result{}
 	for _, c := range clients() {
 		if c.long && !all {
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {
-			results[c.name] = d.suite(t, c, template, all)
+			argv := c.install(t)
+			results[c.name] = d.suite(t, argv, template, all)
+			if all || c.language == "python" { // every build is of the same machine, whoever asks for it
+				t.Run("templates", func(t *testing.T) { d.templates(t, c, argv, template, all) })
+			}
 		})
 	}
 	if *update && !t.Failed() {
@@ -134,10 +139,9 @@ type result struct {
 	Seconds float64 `json:"seconds"`
 }
 
-func (d *daemon) suite(t *testing.T, c client, template string, all bool) (results []result) {
+func (d *daemon) suite(t *testing.T, argv []string, template string, all bool) (results []result) {
 	t.Helper()
-	argv := c.install(t)
-	argv = append(argv, template)
+	argv = append(slices.Clone(argv), template)
 	if !all {
 		argv = append(argv, "quick")
 	}

@@ -38,7 +38,7 @@ func (s *Server) control() *http.ServeMux {
 		{"PUT " + one + "/network", access.Manage, s.setNetwork},
 		{"GET /templates", access.Read, s.templates},
 		{"GET /v2/templates", access.Read, s.templates},
-		{"GET /templates/aliases/{alias}", access.Read, s.alias},
+		{"GET /templates/{template}/{of}", access.Read, s.templateOf},
 		{"GET /templates/{template}", access.Read, s.template},
 		{"DELETE /templates/{template}", access.Manage, s.removeTemplate},
 		{"PATCH /templates/{template}", access.Manage, s.changeTemplate},
@@ -74,6 +74,9 @@ func (s *Server) missing() (routes []route) {
 				return unsupported("this daemon has no %s", what)
 			}})
 		}
+	}
+	for _, path := range []string{"POST /templates/tags", "DELETE /templates/tags"} {
+		routes = append(routes, route{path, access.Read, noTags})
 	}
 	return routes
 }

@@ -139,8 +139,24 @@ func (s *Server) findTemplate(name string) (host.SnapshotView, error) {
 	return v, nil
 }
 
-func (s *Server) alias(w http.ResponseWriter, r *http.Request) error {
-	v, err := s.findTemplate(r.PathValue("alias"))
+func noTags(http.ResponseWriter, *http.Request) error {
+	return unsupported("tags: a template has one tag here, which is part of its name")
+}
+
+// templateOf is /templates/aliases/ALIAS and /templates/TEMPLATE/tags, which overlap.
+func (s *Server) templateOf(w http.ResponseWriter, r *http.Request) error {
+	first, of := r.PathValue("template"), r.PathValue("of")
+	switch {
+	case first == "aliases":
+		return s.alias(w, of)
+	case of == "tags":
+		return noTags(w, r)
+	}
+	return &api.Error{Code: api.CodeNotFound, Message: fmt.Sprintf("there is no %.80q of a template", of)}
+}
+
+func (s *Server) alias(w http.ResponseWriter, alias string) error {
+	v, err := s.findTemplate(alias)
 	if err != nil {
 		return err
 	}
