@@ -43,7 +43,7 @@ func (d *daemon) ask(t *testing.T, method, path, body string, headers ...string)
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
 	}
-	resp, err := http.DefaultClient.Do(r)
+	resp, err := new(http.Client).Do(r)
 	if err != nil {
 		t.Fatal(err)
 	}
