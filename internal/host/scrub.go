@@ -80,9 +80,9 @@ func (h *Host) scrub(ctx context.Context, m store.Snapshot) (rep *pack.Scrub, cl
 	return rep, clean, release, err
 }
 
-// child forks a child that reaches nothing, for as long as use takes.
+// child forks a child that reaches nothing, for as long as use takes. It ends by itself if this daemon does not come to it.
 func (h *Host) child(ctx context.Context, m store.Snapshot, use func(s *sandbox, conn *guest.Conn) error) error {
-	results, err := h.Fork(ctx, ForkSpec{Tag: m.Tag, N: 1, Labels: map[string]string{"forkd.purpose": "pack"}, Egress: &egress.Policy{}})
+	results, err := h.Fork(ctx, ForkSpec{Tag: m.Tag, N: 1, Labels: map[string]string{"forkd.purpose": "pack"}, Egress: &egress.Policy{}, TTL: scrubTimeout})
 	if err == nil {
 		err = results[0].Err
 	}
