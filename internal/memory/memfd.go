@@ -41,8 +41,16 @@ func createMemfd(name string, size int64) (*os.File, error) {
 // seals make a memfd immutable for every holder of a descriptor, also a VMM that opened it for writing.
 const seals = unix.F_SEAL_WRITE | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
 
-func seal(f *os.File) error {
-	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals)
+// sealTries is how often a file is sealed whose pages somebody in the kernel holds for a moment: one that moves them, say. It
+// waits for those itself, for a tenth of a second, which is not enough on a host with much more to do than it has processors.
+const sealTries = 20
+
+func seal(f *os.File) (err error) {
+	for range sealTries {
+		if _, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, seals); !errors.Is(err, unix.EBUSY) {
+			break
+		}
+	}
 	if errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("seal %s: some process still maps it shared and writable: %w", f.Name(), err)
 	}
