@@ -6,11 +6,14 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -84,8 +87,17 @@ func spoil(t *testing.T, f *forkd) {
 	f.run("daemon", "start")
 }
 
-// TestSDKCodes: the SDKs have an error for each code that docs/api.md has; that they have those of the scenarios is theirs to test.
+// TestSDKCodes: the SDKs have an error for each code of the API, which docs/api.md has as well, and the scenarios have a daemon say
+// each, or tell why nobody can; that the SDKs have those of the scenarios is theirs to test.
 func TestSDKCodes(t *testing.T) {
+	source, err := os.ReadFile(filepath.Join("..", "api", "api.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var real []string
+	for _, row := range regexp.MustCompile(`(?m)^\tCode\w+ +Code = "([a-z_]+)"`).FindAllSubmatch(source, -1) {
+		real = append(real, string(row[1]))
+	}
 	text, err := os.ReadFile(filepath.Join("..", "docs", "api.md"))
 	if err != nil {
 		t.Fatal(err)
@@ -98,12 +110,31 @@ func TestSDKCodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var suite struct{ Codes []string }
+	var suite struct {
+		Codes     []string
+		Unsaid    map[string]string
+		Scenarios []struct{ Steps []struct{ Error string } }
+	}
 	if err := json.Unmarshal(text, &suite); err != nil {
 		t.Fatal(err)
 	}
+	said := map[string]bool{}
+	for _, s := range suite.Scenarios {
+		for _, step := range s.Steps {
+			said[step.Error] = true
+		}
+	}
+	for _, code := range real {
+		if said[code] == (suite.Unsaid[code] != "") {
+			t.Errorf("code %s: a scenario has a daemon say it: %v; why none can: %q", code, said[code], suite.Unsaid[code])
+		}
+	}
 	slices.Sort(documented)
+	slices.Sort(real)
 	slices.Sort(suite.Codes)
+	if diff := cmp.Diff(real, documented); diff != "" {
+		t.Errorf("codes of the API and of docs/api.md:\n%s", diff)
+	}
 	if diff := cmp.Diff(documented, suite.Codes); diff != "" || len(documented) == 0 {
 		t.Errorf("codes of the API and of the SDKs:\n%s", diff)
 	}
@@ -123,6 +154,10 @@ func TestSDKs(t *testing.T) {
 	if out := ranForeign(t, time.Minute, nil, python, filepath.Join("..", "sdk", "python", "tests", "codes.py"), scenarios); out != "ok\n" {
 		t.Errorf("codes: %s", out)
 	}
+	built := filepath.Join(tools, "node", "built", "node_modules", "forkd", "dist", "index.js")
+	if out := ranForeign(t, time.Minute, nil, "node", filepath.Join("..", "sdk", "typescript", "codes.mjs"), built, scenarios); out != "ok\n" {
+		t.Errorf("codes: %s", out)
+	}
 	f, env := served(t)
 	spoil(t, f)
 	env[0] = "FORKD_URL=" + f.status().Address
@@ -140,19 +175,21 @@ func TestSDKs(t *testing.T) {
 	kinds := map[string][]string{
 		"python-async": {python, runner, "async", scenarios},
 		"typescript": {
-			"node", filepath.Join("..", "sdk", "typescript", "scenarios.mjs"),
-			filepath.Join(tools, "node", "built", "node_modules", "forkd", "dist", "index.js"), scenarios,
+			"node", filepath.Join("..", "sdk", "typescript", "scenarios.mjs"), built, scenarios,
 		},
 	}
 	if testenv.Soak() {
 		kinds["python-sync"] = []string{python, runner, "sync", scenarios}
 	}
+	quiet := alone(t) // serves no TCP, which it is asked to where another does already
+	quiet.run("token", "create", "sdk")
+	socket, taken := "unix://"+quiet.status().Socket, strings.TrimPrefix(f.status().Address, "http://")
 	for name, command := range kinds {
 		t.Run(name, func(t *testing.T) {
 			f.t = t
 			args := append(command[1:],
 				"snapshot="+parentTag, "run="+name, "big="+big, "big_sha256="+hex.EncodeToString(sum[:]), "foreign=foreign", "damaged=damaged",
-				"wrong_token=fkd_tk00000000_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+				"socket="+socket, "taken="+taken, "wrong_token=fkd_tk00000000_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
 			)
 			t.Log(lastLine(ranForeign(t, 3*time.Minute, env, command[0], args...)))
 			if ids := f.ids(); len(ids) != 0 {
@@ -162,6 +199,7 @@ func TestSDKs(t *testing.T) {
 			f.run("daemon", "stop")
 			f.run("daemon", "start")
 			env[0] = "FORKD_URL=" + f.status().Address
+			taken = strings.TrimPrefix(f.status().Address, "http://")
 		})
 	}
 	t.Run("controller", func(t *testing.T) { // what is done with the class of the existing package can be done with ours
@@ -175,7 +213,16 @@ func TestSDKs(t *testing.T) {
 		// Over the unix socket, and with nobody there who answers: a daemon is started.
 		f.run("daemon", "stop")
 		local := []string{"FORKD_URL=", "FORKD_TOKEN=", "FORKD_HOST=", "FORKD_HOME=" + f.home, "FORKD_BIN=" + f.bin}
-		t.Log(lastLine(ranForeign(t, 2*time.Minute, local, python, filepath.Join("..", "sdk", "python", "tests", "examples.py"), parentTag)))
+		args := []string{filepath.Join("..", "sdk", "python", "tests", "examples.py"), parentTag}
+		if !testenv.Soak() { // that each method has one is looked at all the same
+			args = append(args, "._sync.files.")
+		}
+		t.Log(lastLine(ranForeign(t, 5*time.Minute, local, python, args...)))
+		f.run("daemon", "stop")
+		client := `const { Client } = await import(process.argv[1]); const c = new Client(); console.log((await c.version()).api); await c.close();`
+		if out := ranForeign(t, time.Minute, local, "node", "--input-type=module", "-e", client, built); out != "v1\n" {
+			t.Errorf("a daemon that the TypeScript SDK starts says %q", out)
+		}
 	})
 	t.Run("dry run", func(t *testing.T) { // of a recipe; the others' are with the tests of recipes, which build them
 		f.t = t
@@ -204,6 +251,115 @@ func withPytest(t *testing.T, f *forkd, venv, tag string) {
 	f.run("kill", id)
 }
 
+// TestSDKStreams: what is long goes through the SDKs and the daemon in constant memory, both ways.
+func TestSDKStreams(t *testing.T) {
+	testenv.Need(t, "root", "sdk-python", "sdk-node")
+	tools := sdks(t)
+	f, env := served(t)
+	python := filepath.Join(tools, "python", "bin", "python")
+	streams := filepath.Join("..", "sdk", "python", "tests", "streams.py")
+	size, most := "8", 2*time.Minute
+	if testenv.Soak() {
+		size, most = "1024", time.Hour
+	}
+	for name, command := range map[string][]string{
+		"python-sync": {python, streams, "sync"}, "python-async": {python, streams, "async"},
+		"typescript": {
+			"node", filepath.Join("..", "sdk", "typescript", "streams.mjs"), filepath.Join(tools, "node", "built", "node_modules", "forkd", "dist", "index.js"),
+		},
+	} {
+		if !testenv.Soak() && name != "python-async" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			f.t = t
+			before := peak(t, f.status().PID)
+			t.Log(lastLine(ranForeign(t, most, env, command[0], append(command[1:], parentTag, size)...)))
+			grown := (peak(t, f.status().PID) - before) >> 20
+			t.Logf("the daemon: %d MiB more", grown)
+			if grown > 128 {
+				t.Errorf("the daemon took %d MiB more for streams of %s MiB", grown, size)
+			}
+		})
+	}
+}
+
+// peak is the most memory that a process has had, in bytes.
+func peak(t *testing.T, pid int) int64 {
+	t.Helper()
+	status, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(status)
+	if row == nil {
+		t.Fatalf("no VmHWM of %d", pid)
+	}
+	kib, err := strconv.ParseInt(string(row[1]), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kib << 10
+}
+
+// TestSDKRuntimes: the package that Node has works in Deno, Bun and, on a page of another origin, in a browser.
+func TestSDKRuntimes(t *testing.T) {
+	testenv.Need(t, "root", "sdk-node", "sdk-runtimes")
+	tools := sdks(t)
+	runtimes := filepath.Join(tools, "runtimes", "node_modules", ".bin")
+	scenarios, err := filepath.Abs(filepath.Join("..", "sdk", "scenarios.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, env := served(t)
+	at := freePort(t)
+	f.run("daemon", "stop")
+	f.env = append(f.env, fmt.Sprintf("FORKD_ORIGINS=http://127.0.0.1:%d", at))
+	f.run("daemon", "start")
+	env[0] = "FORKD_URL=" + f.status().Address
+	pkg := filepath.Join(tools, "node", "built", "node_modules", "forkd")
+	script := func(name string) string { return filepath.Join("..", "sdk", "typescript", name) }
+	for _, command := range [][]string{{filepath.Join(runtimes, "deno"), "run", "-A"}, {filepath.Join(runtimes, "bun")}} {
+		t.Run(filepath.Base(command[0]), func(t *testing.T) {
+			f.t = t
+			for _, args := range [][]string{
+				{script("codes.mjs"), filepath.Join(pkg, "dist", "index.js"), scenarios}, {script("smoke.mjs"), filepath.Join(pkg, "dist", "index.js"), parentTag},
+			} {
+				if out := ranForeign(t, 2*time.Minute, env, command[0], slices.Concat(command[1:], args)...); !strings.HasSuffix(out, "ok\n") {
+					t.Errorf("%s: %s", args[0], out)
+				}
+			}
+		})
+	}
+	t.Run("browser", func(t *testing.T) {
+		f.t = t
+		browser := "" // then that it can be bundled for one is all that is shown
+		for _, name := range []string{"chromium-headless-shell", "chromium"} {
+			if path, err := exec.LookPath(name); err == nil && browser == "" {
+				browser = path
+			}
+		}
+		out := ranForeign(t, 4*time.Minute, env, "node", script("browser.mjs"), pkg, filepath.Join(runtimes, "esbuild"), browser, parentTag, strconv.Itoa(at))
+		if out != "ok\n" {
+			t.Error(out)
+		}
+		if browser == "" {
+			t.Log("there is no Chromium here: the package was bundled for browsers, and not run in one")
+		}
+	})
+}
+
+// freePort is one that nobody listens on now.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert,errcheck // It is TCP's.
+}
+
 // TestMCP: the official client of the Model Context Protocol lists and calls every tool of forkd mcp, over standard input and
 // output and over HTTP.
 func TestMCP(t *testing.T) {
@@ -212,7 +368,10 @@ func TestMCP(t *testing.T) {
 	f := copied(t)
 	f.run("daemon", "start")
 	script := filepath.Join("testdata", "mcp_client.py")
-	home := []string{"FORKD_HOME=" + f.home, "FORKD_HOST=", "FORKD_TOKEN="}
+	home := []string{"FORKD_HOME=" + f.home, "FORKD_HOST=", "FORKD_TOKEN=", "FORKD_URL="}
+	if testenv.Soak() {
+		home = append(home, "ROOTFS="+rootfsFile(t))
+	}
 	t.Run("stdio", func(t *testing.T) {
 		if out := ranForeign(t, 2*time.Minute, home, python, script, parentTag, f.bin, "mcp"); out != "ok\n" {
 			t.Error(out)

@@ -10,6 +10,11 @@ pinned_go=1.26.8
 pinned_node=22.20.0
 pinned_npm=10.9.4
 
+# Where else its package is tried.
+pinned_deno=2.9.6
+pinned_bun=1.4.5
+pinned_esbuild=0.28.2
+
 # go_wanted prints the oldest Go version that go.mod accepts.
 go_wanted() {
 	sed -n 's/^go \([0-9.]*\).*/\1/p' "$root_dir/go.mod"

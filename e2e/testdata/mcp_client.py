@@ -164,6 +164,10 @@ async def drive(session):
         await refused("branch_sandbox", "409 exists", "another name", sandbox_id=one, tag=TAG)
         await refused("create_snapshot", "/nope", tag="x", kernel="/nope", rootfs="/nope.ext4")
         tools.discard("create_snapshot")
+        if rootfs := os.environ.get("ROOTFS"):
+            tags.append("mcp-rootfs")
+            made_of = await call("create_snapshot", tag="mcp-rootfs", kernel="", rootfs=rootfs)
+            check("create_snapshot", (made_of["tag"], made_of["status"]) == ("mcp-rootfs", "ready"), made_of)
     finally:
         for s in made:
             check("killed", (await call("kill_sandbox", sandbox_id=s))["killed"])

@@ -70,6 +70,7 @@ func probes() map[string]probe {
 		"python-image": pythonImageMissing,
 		"sdk-node":     sdkMissing("node"),
 		"sdk-python":   sdkMissing("python"),
+		"sdk-runtimes": sdkMissing("runtimes"),
 	}
 }
 
@@ -301,7 +302,9 @@ func binaryMissing() error {
 
 // sdkMissing asks for what an SDK is checked, built and tested with.
 func sdkMissing(which string) probe {
-	return func() error { return built(filepath.Join(".tools", "sdk", which, ".ready"), "scripts/sdk setup") }
+	return func() error {
+		return built(filepath.Join(".tools", "sdk", which, ".ready"), "scripts/sdk "+map[bool]string{true: "runtimes", false: "setup"}[which == "runtimes"])
+	}
 }
 
 func built(path, how string) error {
