@@ -40,7 +40,7 @@ type Received struct {
 	Scrub    *pack.Scrub
 }
 
-// ErrPack: a pack was refused for what it is. Those of package pack are wrapped as well.
+// ErrPack means that a pack was refused for what it says. Those of package pack are wrapped as well.
 var ErrPack = errors.New("pack refused")
 
 const receiveWhat = "unpack"
