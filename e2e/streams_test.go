@@ -75,32 +75,32 @@ func (x *streamed) memory(t *testing.T, size int64) {
 	type route struct {
 		name string
 		long bool // in the long run alone
-		pass func(t *testing.T, ctx context.Context) int64
+		pass func(ctx context.Context, t *testing.T) int64
 	}
 	for _, r := range []route{
-		{"e2b upload", false, func(t *testing.T, ctx context.Context) int64 {
-			x.take(t, ctx, "POST", "/files?path=/tmp/big", io.LimitReader(zeros{}, size), "application/octet-stream", e2bHeaders...)
+		{"e2b upload", false, func(ctx context.Context, t *testing.T) int64 {
+			x.take(ctx, t, "POST", "/files?path=/tmp/big", io.LimitReader(zeros{}, size), "application/octet-stream", e2bHeaders...)
 			return x.sizeOf(t, "/tmp/big")
 		}},
-		{"e2b download", false, func(t *testing.T, ctx context.Context) int64 {
-			return x.take(t, ctx, "GET", "/files?path=/tmp/big", nil, "", e2bHeaders...)
+		{"e2b download", false, func(ctx context.Context, t *testing.T) int64 {
+			return x.take(ctx, t, "GET", "/files?path=/tmp/big", nil, "", e2bHeaders...)
 		}},
-		{"native download", true, func(t *testing.T, ctx context.Context) int64 {
-			return x.take(t, ctx, "GET", "/v1/sandboxes/"+x.id+"/files?path=/tmp/big", nil, "")
+		{"native download", true, func(ctx context.Context, t *testing.T) int64 {
+			return x.take(ctx, t, "GET", "/v1/sandboxes/"+x.id+"/files?path=/tmp/big", nil, "")
 		}},
-		{"native upload", true, func(t *testing.T, ctx context.Context) int64 {
-			x.take(t, ctx, "PUT", "/v1/sandboxes/"+x.id+"/files?path=/tmp/big", io.LimitReader(zeros{}, size), "application/octet-stream")
+		{"native upload", true, func(ctx context.Context, t *testing.T) int64 {
+			x.take(ctx, t, "PUT", "/v1/sandboxes/"+x.id+"/files?path=/tmp/big", io.LimitReader(zeros{}, size), "application/octet-stream")
 			return x.sizeOf(t, "/tmp/big")
 		}},
-		{"e2b process", false, func(t *testing.T, ctx context.Context) int64 {
-			p := x.start(t, ctx, "", script)
+		{"e2b process", false, func(ctx context.Context, t *testing.T) int64 {
+			p := x.start(ctx, t, "", script)
 			defer p.close()
 			return p.rest(t)
 		}},
-		{"native lines", true, func(t *testing.T, ctx context.Context) int64 { return x.events(t, ctx, "application/x-ndjson", script) }},
-		{"native server-sent events", true, func(t *testing.T, ctx context.Context) int64 { return x.events(t, ctx, "text/event-stream", script) }},
-		{"native WebSocket", true, func(t *testing.T, ctx context.Context) int64 {
-			s := x.socket(t, ctx, &api.ExecStart{Args: []string{"sh", "-c", script}})
+		{"native lines", true, func(ctx context.Context, t *testing.T) int64 { return x.events(ctx, t, "application/x-ndjson", script) }},
+		{"native server-sent events", true, func(ctx context.Context, t *testing.T) int64 { return x.events(ctx, t, "text/event-stream", script) }},
+		{"native WebSocket", true, func(ctx context.Context, t *testing.T) int64 {
+			s := x.socket(ctx, t, &api.ExecStart{Args: []string{"sh", "-c", script}})
 			return s.rest(t)
 		}},
 	} {
@@ -113,7 +113,7 @@ func (x *streamed) memory(t *testing.T, size int64) {
 			began := time.Now()
 			daemon := growth(t, x.f.status().PID)
 			client := growth(t, os.Getpid())
-			n := r.pass(t, ctx)
+			n := r.pass(ctx, t)
 			d, c := daemon(), client()
 			t.Logf("%d MiB in %.1f s; the daemon grew by %.1f MiB, the client by %.1f", n>>20, time.Since(began).Seconds(), mib(d), mib(c))
 			if n != size {
@@ -161,7 +161,7 @@ func (zeros) Read(p []byte) (int, error) {
 }
 
 // ask makes a request of the daemon.
-func (x *streamed) ask(t *testing.T, ctx context.Context, method, path string, body io.Reader, kind string, headers ...string) *http.Response {
+func (x *streamed) ask(ctx context.Context, t *testing.T, method, path string, body io.Reader, kind string, headers ...string) *http.Response {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, method, x.url+path, body)
 	if err != nil {
@@ -188,9 +188,9 @@ func (x *streamed) ask(t *testing.T, ctx context.Context, method, path string, b
 }
 
 // take makes a request and returns how many bytes the answer has.
-func (x *streamed) take(t *testing.T, ctx context.Context, method, path string, body io.Reader, kind string, headers ...string) int64 {
+func (x *streamed) take(ctx context.Context, t *testing.T, method, path string, body io.Reader, kind string, headers ...string) int64 {
 	t.Helper()
-	resp := x.ask(t, ctx, method, path, body, kind, headers...)
+	resp := x.ask(ctx, t, method, path, body, kind, headers...)
 	defer resp.Body.Close()
 	n, err := io.Copy(io.Discard, resp.Body)
 	if err != nil {
@@ -210,13 +210,13 @@ func (x *streamed) sizeOf(t *testing.T, path string) int64 {
 }
 
 // events runs a script over the route for commands, and returns how much it has printed.
-func (x *streamed) events(t *testing.T, ctx context.Context, accept, script string) (total int64) {
+func (x *streamed) events(ctx context.Context, t *testing.T, accept, script string) (total int64) {
 	t.Helper()
 	body, err := json.Marshal(api.ExecRequest{Args: []string{"sh", "-c", script}, Base64: true, TimeoutSecs: 7200})
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp := x.ask(t, ctx, "POST", "/v1/sandboxes/"+x.id+"/exec", bytes.NewReader(body), "application/json", "Accept", accept)
+	resp := x.ask(ctx, t, "POST", "/v1/sandboxes/"+x.id+"/exec", bytes.NewReader(body), "application/json", "Accept", accept)
 	defer resp.Body.Close()
 	lines := bufio.NewReaderSize(resp.Body, 256<<10)
 	for {
@@ -254,7 +254,7 @@ type process struct {
 }
 
 // start runs a script as E2B's clients do, or comes to a process by its tag.
-func (x *streamed) start(t *testing.T, ctx context.Context, tag, script string) *process {
+func (x *streamed) start(ctx context.Context, t *testing.T, tag, script string) *process {
 	t.Helper()
 	ask := map[string]any{"process": map[string]any{"cmd": "/bin/sh", "args": []string{"-c", script}}, "stdin": true}
 	method := "Start"
@@ -266,7 +266,7 @@ func (x *streamed) start(t *testing.T, ctx context.Context, tag, script string) 
 	}
 	p := &process{}
 	ctx, p.cancel = context.WithCancel(ctx)
-	resp := x.rpc(t, ctx, method, framed(t, ask), "application/connect+json")
+	resp := x.rpc(ctx, t, method, framed(t, ask), "application/connect+json") //nolint:bodyclose // By close.
 	p.body, p.frames = resp.Body, bufio.NewReaderSize(resp.Body, 64<<10)
 	if _, data, err := p.next(); err != nil || p.pid == 0 {
 		t.Fatalf("it begins with %q, %v", data, err)
@@ -274,9 +274,9 @@ func (x *streamed) start(t *testing.T, ctx context.Context, tag, script string) 
 	return p
 }
 
-func (x *streamed) rpc(t *testing.T, ctx context.Context, method string, body []byte, kind string) *http.Response {
+func (x *streamed) rpc(ctx context.Context, t *testing.T, method string, body []byte, kind string) *http.Response {
 	t.Helper()
-	return x.ask(t, ctx, "POST", "/process.Process/"+method, bytes.NewReader(body), kind,
+	return x.ask(ctx, t, "POST", "/process.Process/"+method, bytes.NewReader(body), kind,
 		"E2b-Sandbox-Id", x.id, "E2b-Sandbox-Port", "49983", "Connect-Protocol-Version", "1", "Keepalive-Ping-Interval", "50")
 }
 
@@ -367,7 +367,7 @@ type socket struct {
 	ctx  context.Context //nolint:containedctx // Of one test.
 }
 
-func (x *streamed) socket(t *testing.T, ctx context.Context, start *api.ExecStart) *socket {
+func (x *streamed) socket(ctx context.Context, t *testing.T, start *api.ExecStart) *socket {
 	t.Helper()
 	conn, resp, err := websocket.Dial(ctx, x.url+"/v1/sandboxes/"+x.id+"/exec", &websocket.DialOptions{
 		HTTPClient: x.http, HTTPHeader: http.Header{"Authorization": {"Bearer " + x.token}},
@@ -431,12 +431,12 @@ func (x *streamed) stopped(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(3*time.Minute))
 	defer cancel()
 	const endless = "echo begun; exec cat /dev/zero"
-	mute := []*process{x.start(t, ctx, "mute-1", endless), x.start(t, ctx, "mute-2", endless)}
-	ws := x.socket(t, ctx, &api.ExecStart{Args: []string{"sh", "-c", endless}, Tag: "mute-3"})
+	mute := []*process{x.start(ctx, t, "mute-1", endless), x.start(ctx, t, "mute-2", endless)}
+	ws := x.socket(ctx, t, &api.ExecStart{Args: []string{"sh", "-c", endless}, Tag: "mute-3"})
 	// Beside them, in the same sandbox.
 	for range 5 {
-		p := x.start(t, ctx, "", "read line; echo got $line")
-		x.input(t, ctx, p.pid, "it\n")
+		p := x.start(ctx, t, "", "read line; echo got $line")
+		x.input(ctx, t, p.pid, "it\n")
 		if line, err := p.line(); line != "got it\n" {
 			t.Errorf("beside who reads nothing: %q, %v", line, err)
 		}
@@ -450,7 +450,7 @@ func (x *streamed) stopped(t *testing.T) {
 	}
 	_ = ws.conn.CloseNow()
 	for _, tag := range []string{"mute-1", "mute-2", "mute-3"} {
-		p := x.start(t, ctx, tag, "")
+		p := x.start(ctx, t, tag, "")
 		for seen := 0; seen < 1<<20; {
 			end, out, err := p.next()
 			if err != nil || end != "" {
@@ -467,9 +467,9 @@ func (x *streamed) stopped(t *testing.T) {
 func (x *streamed) stalled(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(4*time.Minute))
 	defer cancel()
-	mute := x.start(t, ctx, "stalled", "echo begun; exec cat /dev/zero")
+	mute := x.start(ctx, t, "stalled", "echo begun; exec cat /dev/zero")
 	defer mute.close()
-	other := x.start(t, ctx, "stalled", "")
+	other := x.start(ctx, t, "stalled", "")
 	defer other.close()
 	began := time.Now()
 	for seen := 0; seen < 8<<20; {
@@ -484,7 +484,7 @@ func (x *streamed) stalled(t *testing.T) {
 }
 
 // input is said to a process as E2B's clients do.
-func (x *streamed) input(t *testing.T, ctx context.Context, pid uint32, text string) {
+func (x *streamed) input(ctx context.Context, t *testing.T, pid uint32, text string) {
 	t.Helper()
 	body, err := json.Marshal(map[string]any{
 		"process": map[string]any{"pid": pid}, "input": map[string]string{"stdin": base64.StdEncoding.EncodeToString([]byte(text))},
@@ -492,7 +492,7 @@ func (x *streamed) input(t *testing.T, ctx context.Context, pid uint32, text str
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp := x.rpc(t, ctx, "SendInput", body, "application/json")
+	resp := x.rpc(ctx, t, "SendInput", body, "application/json")
 	_, _ = io.Copy(io.Discard, resp.Body)
 	_ = resp.Body.Close()
 }
@@ -515,9 +515,9 @@ func (x *streamed) many(t *testing.T, n int) {
 		var say func(text string)
 		var hear func() string
 		if i%2 == 0 {
-			p := x.start(t, ctx, "", script)
+			p := x.start(ctx, t, "", script)
 			defer p.close()
-			say = func(text string) { x.input(t, ctx, p.pid, text) }
+			say = func(text string) { x.input(ctx, t, p.pid, text) }
 			hear = func() string {
 				line, err := p.line()
 				if err != nil {
@@ -526,7 +526,7 @@ func (x *streamed) many(t *testing.T, n int) {
 				return line
 			}
 		} else {
-			s := x.socket(t, ctx, &api.ExecStart{Args: []string{"sh", "-c", script}, Stdin: true})
+			s := x.socket(ctx, t, &api.ExecStart{Args: []string{"sh", "-c", script}, Stdin: true})
 			say = func(text string) { s.say(t, &api.ExecControl{Type: "stdin", Text: text}) }
 			hear = func() string { _, out := s.next(t); return string(out) }
 		}

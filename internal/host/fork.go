@@ -168,7 +168,7 @@ func (spec ForkSpec) Check() error {
 }
 
 // env is what a child's processes begin with.
-func (spec *ForkSpec) env(id string) map[string]string {
+func (spec ForkSpec) env(id string) map[string]string {
 	if spec.IDIn == "" {
 		return maps.Clone(spec.Env)
 	}
