@@ -11,7 +11,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,7 +46,7 @@ const mostGrowth = 40 << 20
 
 // TestStreams: what is streamed takes the same memory however much it is, on both ends; who stops reading is in nobody's way;
 // who leaves ends nothing but the stream; and there may be many at a time. Of commands, files and their like, over the routes
-// of this daemon's own clients and of E2B's.
+// of this daemon's own clients and of E2B's. TestSDKStreams has the SDKs measure themselves.
 func TestStreams(t *testing.T) {
 	testenv.Need(t, "root")
 	f, env := served(t)
@@ -63,9 +62,6 @@ func TestStreams(t *testing.T) {
 		t.Run("stalled", x.stalled)
 	}
 	t.Run("many", func(t *testing.T) { x.many(t, streams) })
-	if testenv.Soak() {
-		t.Run("sdk", func(t *testing.T) { x.clients(t, env, size) })
-	}
 }
 
 // memory streams so many bytes over each route, one after the other.
@@ -556,47 +552,4 @@ func atOnce(n int, do func(i int)) {
 		all.Go(func() { do(i) })
 	}
 	all.Wait()
-}
-
-// clients has the SDKs, as they are built, take as much output, and a file both ways.
-func (x *streamed) clients(t *testing.T, env []string, size int64) {
-	testenv.Need(t, "sdk-python", "sdk-node")
-	tools := sdks(t)
-	file := filepath.Join(t.TempDir(), "big")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(file, size); err != nil {
-		t.Fatal(err)
-	}
-	args := []string{x.id, strconv.FormatInt(size, 10), file}
-	for name, command := range map[string][]string{
-		"python": {filepath.Join(tools, "python", "bin", "python"), filepath.Join("testdata", "streams.py")},
-		"typescript": {
-			"node", filepath.Join("testdata", "streams.mjs"), filepath.Join(tools, "node", "built", "node_modules", "forkd", "dist", "index.js"),
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			grown := growth(t, x.f.status().PID)
-			out := ranForeign(t, 30*time.Minute, env, command[0], append(command[1:], args...)...)
-			d := grown()
-			t.Logf("%sthe daemon grew by %.1f MiB", out, mib(d))
-			if d > mostGrowth {
-				t.Errorf("the daemon grew by %.1f MiB", mib(d))
-			}
-			for line := range strings.Lines(out) {
-				var told struct {
-					What  string
-					Bytes int64
-					Grown int64
-				}
-				if err := json.Unmarshal([]byte(line), &told); err != nil {
-					t.Fatalf("%q: %v", line, err)
-				}
-				if told.Bytes != size || told.Grown > 2*mostGrowth {
-					t.Errorf("%s: %d bytes of %d, and %.1f MiB more memory", told.What, told.Bytes, size, mib(told.Grown))
-				}
-			}
-		})
-	}
 }
