@@ -64,7 +64,7 @@ func newPool() *network.Pool {
 	memory := int64(leastShare)
 	var host unix.Sysinfo_t
 	if unix.Sysinfo(&host) == nil {
-		memory = min(mostShare, max(leastShare, int64(uint64(host.Totalram)*uint64(host.Unit)/4))) //nolint:gosec // far below 2^63.
+		memory = min(mostShare, max(leastShare, int64(host.Totalram*uint64(host.Unit)/4))) //nolint:gosec // far below 2^63.
 	}
 	debug.SetMemoryLimit(memory) // What is garbage counts as well.
 	files := 1024
