@@ -655,3 +655,32 @@ func TestTitles(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// TestBuildStatus: clients ask on without a pause until a reply has no entries, which those after the last one have.
+func TestBuildStatus(t *testing.T) {
+	s := New(Config{})
+	j := &templateJob{id: "b", tag: "t", status: buildReady}
+	for n := range logsPerPage + 5 {
+		j.say("info", "", "%d", n)
+	}
+	s.builds.add(j)
+	for query, want := range map[string]int{
+		"": logsPerPage, "logsOffset=0&limit=3": 3, "logsOffset=100": 5, "logsOffset=105": 0, "logsOffset=1000000": 0, "logsOffset=-7": logsPerPage,
+		"logsOffset=100&limit=100000": 5, "logsOffset=9223372036854775808": 0,
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), "GET", "/?"+query, nil)
+		r.SetPathValue("build", "b")
+		r.SetPathValue("template", "t")
+		w := httptest.NewRecorder()
+		if err := s.buildStatus(w, r); err != nil {
+			t.Fatal(err)
+		}
+		var reply struct {
+			Entries []json.RawMessage `json:"logEntries"`
+			Logs    []string          `json:"logs"`
+		}
+		if err := json.Unmarshal(w.Body.Bytes(), &reply); err != nil || reply.Entries == nil || len(reply.Entries) != want || len(reply.Logs) != want {
+			t.Errorf("?%s: %d entries, want %d: %v", query, len(reply.Entries), want, err)
+		}
+	}
+}
