@@ -24,7 +24,7 @@ func (c *Client) Pack(ctx context.Context, tag string, scrub bool) (*Pack, error
 	if !scrub {
 		path += "?scrub=false"
 	}
-	resp, err := c.send(ctx, http.MethodPost, path, "", nil)
+	resp, err := c.send(ctx, http.MethodPost, path, "", nil) //nolint:bodyclose // The caller closes what it is given.
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,6 @@ import (
 	"forkd.dev/forkd/client"
 	"forkd.dev/forkd/internal/image"
 	"forkd.dev/forkd/internal/pack"
-	"forkd.dev/forkd/internal/store"
 )
 
 // packSuffix is what a pack's name ends with, unless the user gives another.
@@ -220,7 +219,7 @@ func (a *App) doUnpack(ctx context.Context, c *client.Client, file, tag string, 
 	got, err := c.Unpack(ctx, tag, m.reader(r))
 	stop()
 	if refusal, ok := errors.AsType[*api.Error](err); ok && refusal.Code == api.CodeIncompatible && rewarm {
-		return a.rewarm(ctx, c, p.Manifest().Head(), tag, err)
+		return a.rewarm(ctx, c, p.Manifest(), tag, err)
 	}
 	if err != nil {
 		return err
@@ -229,7 +228,8 @@ func (a *App) doUnpack(ctx context.Context, c *client.Client, file, tag string, 
 }
 
 // rewarm builds what a pack was made of.
-func (a *App) rewarm(ctx context.Context, c *client.Client, m store.Snapshot, tag string, why error) error {
+func (a *App) rewarm(ctx context.Context, c *client.Client, p *pack.Manifest, tag string, why error) error {
+	m := p.Head()
 	if m.Branch != nil || m.RecipeText == "" {
 		return fmt.Errorf("%w; it cannot be built either: it is a branch of a sandbox, or has no recipe", why)
 	}

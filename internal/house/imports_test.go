@@ -25,7 +25,7 @@ func allowed() map[string][]string {
 		"client": {"api", "internal/guest/call", "internal/guest/wire", "internal/layout"}, // layout: where the daemon listens
 		// A call's frames pass through the daemon as they are; recipes are read here to know which files to send.
 		"internal/cli": {
-			"api", "client", "internal/guest/call", "internal/guest/tree", "internal/guest/wire", "internal/image", "internal/layout", "internal/mcp", "internal/pack", "internal/proc", "internal/registry", "internal/store",
+			"api", "client", "internal/guest/call", "internal/guest/tree", "internal/guest/wire", "internal/image", "internal/layout", "internal/mcp", "internal/pack", "internal/proc", "internal/registry",
 			"recipes",
 		},
 		"recipes":      {},
