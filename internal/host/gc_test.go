@@ -106,3 +106,22 @@ func TestOldPulls(t *testing.T) {
 		t.Errorf("it is there: %v", err)
 	}
 }
+
+// Damage that is found on the way to a guest names what it breaks.
+func TestDamageNamesWhatItBreaks(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	m, err := h.snapshot(fakeTag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.Compact(t.Context(), fakeTag, "copy"); err != nil { // of the same chunks
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(h.cfg.Home.Layers(), "maps", m.Memory.String()), 10); err != nil {
+		t.Fatal(err)
+	}
+	_, err = h.Fork(t.Context(), ForkSpec{Tag: fakeTag, N: 1})
+	if err == nil || !strings.Contains(err.Error(), "damaged by this: copy, "+fakeTag) {
+		t.Errorf("forked of damaged memory: %v", err)
+	}
+}

@@ -93,13 +93,23 @@ func (h *Host) claim(tag string) (m store.Snapshot, w *writing, forget func(), e
 	}, nil
 }
 
+// withBroken adds to an error of a damaged map or chunk which snapshots that breaks.
+func (h *Host) withBroken(ctx context.Context, err error) error {
+	d, ok := errors.AsType[*layer.DamageError](err)
+	if !ok {
+		return err
+	}
+	return fmt.Errorf("%w (damaged by this: %s)", err, strings.Join(h.brokenBy(ctx, d.Digest), ", "))
+}
+
 // writingLimit is how long a fork waits for the memory of a snapshot that is being written.
 const writingLimit = 2 * time.Minute
 
 // acquire returns the hot image of a snapshot; that of one being written as soon as its memory is complete.
 func (h *Host) acquire(ctx context.Context, m store.Snapshot, w *writing) (*hotImage, error) {
 	if w == nil {
-		return h.hot.acquire(ctx, m)
+		hot, err := h.hot.acquire(ctx, m)
+		return hot, h.withBroken(ctx, err)
 	}
 	h.mu.Lock()
 	if w.status != lineage.Writing {
