@@ -94,9 +94,9 @@ func TestSDKCodes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var real []string
+	var codes []string
 	for _, row := range regexp.MustCompile(`(?m)^\tCode\w+ +Code = "([a-z_]+)"`).FindAllSubmatch(source, -1) {
-		real = append(real, string(row[1]))
+		codes = append(codes, string(row[1]))
 	}
 	text, err := os.ReadFile(filepath.Join("..", "docs", "api.md"))
 	if err != nil {
@@ -124,15 +124,15 @@ func TestSDKCodes(t *testing.T) {
 			said[step.Error] = true
 		}
 	}
-	for _, code := range real {
+	for _, code := range codes {
 		if said[code] == (suite.Unsaid[code] != "") {
 			t.Errorf("code %s: a scenario has a daemon say it: %v; why none can: %q", code, said[code], suite.Unsaid[code])
 		}
 	}
 	slices.Sort(documented)
-	slices.Sort(real)
+	slices.Sort(codes)
 	slices.Sort(suite.Codes)
-	if diff := cmp.Diff(real, documented); diff != "" {
+	if diff := cmp.Diff(codes, documented); diff != "" {
 		t.Errorf("codes of the API and of docs/api.md:\n%s", diff)
 	}
 	if diff := cmp.Diff(documented, suite.Codes); diff != "" || len(documented) == 0 {
@@ -357,7 +357,7 @@ func freePort(t *testing.T) int {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert,errcheck // It is TCP's.
+	return l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // It is TCP's.
 }
 
 // TestMCP: the official client of the Model Context Protocol lists and calls every tool of forkd mcp, over standard input and

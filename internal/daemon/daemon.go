@@ -53,10 +53,10 @@ type Config struct {
 	StepMaxBytes int64
 	Patience     time.Duration // with a guest that awakens
 	Network      Network
-	Domain       string // below which ports of sandboxes are served by name; "": they are not
+	Domain       string   // below which ports of sandboxes are served by name; "": they are not
 	Origins      []string // of pages in browsers that may read answers
-	EgressWiden  string // who may let sandboxes reach more than their snapshots say: admin, manage
-	E2BEgress    string // what the sandboxes of E2B's clients may reach that say nothing of it: a preset
+	EgressWiden  string   // who may let sandboxes reach more than their snapshots say: admin, manage
+	E2BEgress    string   // what the sandboxes of E2B's clients may reach that say nothing of it: a preset
 	Audit        Audit
 	Hangup       <-chan os.Signal // at each the files that are written on and on are opened again; may be nil
 	Notify       string           // the socket of the service manager that started it; "": there is none

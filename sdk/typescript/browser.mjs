@@ -26,6 +26,7 @@ const bundle = await readFile(join(dir, "bundle.js"), "utf8");
 const wrong = bundle.match(/(import|require)\s*\(?\s*["'](node:[\w/]+|ws)["']/);
 if (wrong) throw new Error(`the bundle asks for ${wrong[2]}`);
 let said = "ok";
+let end = () => {};
 if (chromium) {
   said = await new Promise((told, failed) => {
     const server = createServer((request, reply) => {
@@ -41,14 +42,18 @@ if (chromium) {
     });
     server.listen(Number(port), "127.0.0.1", () => {
       const args = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", `--user-data-dir=${dir}/profile`, "--remote-debugging-port=0", `http://127.0.0.1:${port}/`];
-      const browser = spawn(chromium, args, { stdio: "ignore" });
-      browser.on("exit", (code) => failed(new Error(`the browser ended: ${code}`)));
-      const late = setTimeout(() => failed(new Error("the page says nothing")), 240_000);
-      process.on("exit", () => browser.kill("SIGKILL"));
-      server.on("close", () => clearTimeout(late));
+      const browser = spawn(chromium, args, { stdio: "ignore", detached: true }); // a group of its own: it is several processes
+      const ended = new Promise((resolve) => browser.on("exit", resolve));
+      ended.then((code) => failed(new Error(`the browser ended: ${code}`)));
+      end = () => {
+        process.kill(-browser.pid, "SIGKILL");
+        return ended;
+      };
+      setTimeout(() => failed(new Error("the page says nothing")), 200_000);
     });
-  });
+  }).catch((e) => e.message);
 }
+await end();
 await rm(dir, { recursive: true, force: true, maxRetries: 5 }).catch(() => {});
 console.log(said);
 process.exit(said === "ok" ? 0 : 1);

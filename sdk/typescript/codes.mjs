@@ -1,7 +1,8 @@
 // Every error code of the daemon becomes its error, what is not JSON and what breaks off is told as what it is, and nothing is asked
 // for twice that may have been done. Needs no daemon, and Node, Deno or Bun: node codes.mjs MODULE SCENARIOS
 import { Buffer } from "node:buffer";
-import { mkdtemp, readdir, readFile, writeFile } from "node:fs/promises";
+import { mkdtemp, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { rmSync } from "node:fs";
 import { createServer } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -11,6 +12,7 @@ const [module, path] = process.argv.slice(2);
 const forkd = await import(module);
 const { codes } = JSON.parse(await readFile(path, "utf8"));
 
+let dir = "";
 let asked = [];
 let keys = new Set();
 const server = createServer((request, reply) => {
@@ -46,6 +48,7 @@ await new Promise((resolve) => server.listen(0, "127.0.0.1", resolve));
 function check(what, ok, seen) {
   if (ok) return;
   console.error(`codes: ${what}:`, seen);
+  if (dir) rmSync(dir, { recursive: true });
   process.exit(1);
 }
 
@@ -95,7 +98,7 @@ e = await failure(() => client.request("GET", "/v1/x", { signal: stopped }));
 check("a request that is given up", e?.name === "AbortError", e);
 
 const sandbox = new forkd.Sandbox(client, { id: "sb1" });
-const dir = await mkdtemp(join(tmpdir(), "forkd-codes-"));
+dir = await mkdtemp(join(tmpdir(), "forkd-codes-"));
 await writeFile(join(dir, "file"), "mine");
 e = await failure(() => sandbox.files.download("missing", join(dir, "file")));
 check("a failed download leaves what is there", e?.code === "not_found" && (await readFile(join(dir, "file"), "utf8")) === "mine", e);
@@ -114,6 +117,7 @@ for (const url of ["ftp://x", "unix://relative", "http://user@x", "nonsense"]) {
 e = await failure(() => new forkd.Client({ url: "http://elsewhere.example", token: "secret" }));
 check("no token travels unencrypted", e?.constructor === forkd.ForkdError && !e.message.includes("secret"), e);
 
+await rm(dir, { recursive: true });
 await client.close();
 server.closeAllConnections();
 server.close();
