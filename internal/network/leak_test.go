@@ -366,3 +366,35 @@ func (h *hanging) DialContext(ctx context.Context, kind, address string) (net.Co
 func (h *hanging) Lookup(ctx context.Context, _ string, _ uint16) ([]netip.Addr, error) {
 	return nil, h.wait(ctx)
 }
+
+// TestEmptyFrame: a frame of no bytes is one that is refused, and not the end of the link.
+func TestEmptyFrame(t *testing.T) {
+	guest, host := networktest.Pair(t)
+	n := network.New(network.Config{Outer: &networktest.Outer{}})
+	done := make(chan error, 1)
+	go func() { done <- n.Run(t.Context(), host) }()
+	for range 3 {
+		if _, err := guest.Write(nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	deadline := time.After(testenv.Timeout(10 * time.Second))
+	for n.Totals().FramesRefused < 3 {
+		select {
+		case err := <-done:
+			t.Fatalf("Run has ended: %v", err)
+		case <-deadline:
+			t.Fatalf("%+v", n.Totals())
+		case <-time.After(time.Millisecond):
+		}
+	}
+	_ = guest.Close()
+	select {
+	case err := <-done:
+		if !errors.Is(err, network.ErrLinkGone) {
+			t.Error(err)
+		}
+	case <-time.After(testenv.Timeout(5 * time.Second)):
+		t.Fatal("Run goes on")
+	}
+}

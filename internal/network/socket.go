@@ -67,7 +67,7 @@ func (s *socket) set(events uint32) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "events"), nil //nolint:gosec // a descriptor.
 }
 
-// read waits for a frame; 0 bytes: nobody is at the other end. One reads at a time.
+// read waits for a frame; 0 bytes: nobody is at the other end (see gone), or a frame of none. One reads at a time.
 func (s *socket) read(p []byte) (n int, err error) {
 	wait := s.reading.Read(func(uintptr) bool {
 		n, err = readNow(uintptr(s.fd), p) //nolint:gosec // a descriptor.
@@ -77,6 +77,13 @@ func (s *socket) read(p []byte) (n int, err error) {
 		return 0, wait
 	}
 	return n, err
+}
+
+// gone tells whether the other end is closed. A guest can send a frame of no bytes, which reads like the end.
+func (s *socket) gone() bool {
+	poll := []unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLRDHUP}} //nolint:gosec // a descriptor.
+	_, err := unix.Poll(poll, 0)
+	return err == nil && poll[0].Revents&(unix.POLLHUP|unix.POLLRDHUP|unix.POLLERR) != 0
 }
 
 // send sends a frame in parts without waiting. An error means that nobody is at the other end.
