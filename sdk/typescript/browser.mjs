@@ -46,7 +46,11 @@ if (chromium) {
       const ended = new Promise((resolve) => browser.on("exit", resolve));
       ended.then((code) => failed(new Error(`the browser ended: ${code}`)));
       end = () => {
-        process.kill(-browser.pid, "SIGKILL");
+        try {
+          process.kill(-browser.pid, "SIGKILL");
+        } catch {
+          // it has ended already
+        }
         return ended;
       };
       setTimeout(() => failed(new Error("the page says nothing")), 200_000);
