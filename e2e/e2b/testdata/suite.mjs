@@ -33,7 +33,7 @@ async function fails(promise, kind, words = "") {
   assert.fail(`no ${kind.name}`);
 }
 
-async function eventually(f, seconds = 20) {
+async function eventually(f, seconds = 60) {
   for (const end = Date.now() + seconds * 1000; ; await sleep(100)) {
     const value = await f();
     if (value) return value;

@@ -54,7 +54,7 @@ def raises(kind, f, words=""):
     raise AssertionError(f"no {kind.__name__}, but {result!r}")
 
 
-def eventually(f, seconds=20):
+def eventually(f, seconds=60):
     end = time.monotonic() + seconds
     while True:
         value = f()
