@@ -278,7 +278,7 @@ func runs(members []pack.Member, place map[pack.Member]int) (out [][2]int) {
 	return out
 }
 
-// ErrForeign: what the reference names is no snapshot.
+// ErrForeign is wrapped where a reference names something that is no snapshot.
 var ErrForeign = errors.New("not a snapshot of forkd")
 
 // parseManifest reads a manifest, as far as it can be understood without the index.

@@ -231,7 +231,7 @@ func (r *Repository) commit(ctx context.Context, what, place, digest string) err
 	return answer.Body.Close()
 }
 
-// ErrUpload: the registry did not take what was sent.
+// ErrUpload is wrapped where the registry did not take what was sent.
 var ErrUpload = errors.New("the registry did not take a blob")
 
 func (r *Repository) putManifest(ctx context.Context, a *Artifact) error {

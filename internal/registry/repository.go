@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -190,10 +191,8 @@ func (e *statusError) Error() string {
 
 // check makes an answer that is none of those wanted an error.
 func check(what string, answer *http.Response, want ...int) error {
-	for _, w := range want {
-		if answer.StatusCode == w {
-			return nil
-		}
+	if slices.Contains(want, answer.StatusCode) {
+		return nil
 	}
 	e := &statusError{status: answer.StatusCode, what: what}
 	text, _ := io.ReadAll(io.LimitReader(answer.Body, 8<<10))

@@ -165,7 +165,7 @@ func (s *Shelf) byDigest(has func(*Artifact) bool) (*entry, bool) {
 	return nil, false
 }
 
-// ErrUnknown: the shelf has no such thing, or not any more.
+// ErrUnknown is wrapped where the shelf has no such thing, or not any more.
 var ErrUnknown = errors.New("not on this registry's shelf")
 
 // ServeManifest answers with a manifest, by the tag of a snapshot or by the digest of what was asked for by its tag
