@@ -142,9 +142,10 @@ func growth(t *testing.T, pid int) (most func() int64) {
 			}
 		}
 	}()
+	stop := sync.OnceFunc(func() { close(end); <-ended })
+	t.Cleanup(stop) // also of a test that has failed meanwhile
 	return func() int64 {
-		close(end)
-		<-ended
+		stop()
 		return max(highest, resident(t, pid)) - before
 	}
 }
