@@ -70,9 +70,7 @@ with Sandbox.create(tag) as parent:
 
 thoughts = [r["messages"][5][2] if len(r["messages"]) > 5 else "" for r in after]
 shared = os.path.commonprefix([*thoughts, still["thought"]])
-print(
-    f"\nBranched with {len(before['thought'].split())} words of a thought thought; paused for {branch.info.pause_ms:.0f} ms, "
-)
+print(f"\nBranched in the middle of a thought; paused for {branch.info.pause_ms:.0f} ms, ")
 print(f"captured in {took:.1f} s, three children in {forked:.1f} s.\n")
 print(f"{'':8} {'calls of':>10} {'words':>10} {'of them':>10} {'orders':>7}")
 print(f"{'':8} {'the model':>10} {'thought':>10} {'inherited':>10} {'kept':>7}  steered           answer")
