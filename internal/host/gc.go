@@ -110,7 +110,7 @@ func (h *Host) GC(ctx context.Context, spec GCSpec) (GCResult, error) {
 		return res, err
 	}
 	h.removeChosen(ctx, &res)
-	h.trimPulls(pullAge)
+	h.trimPulls()
 	h.collect(ctx)
 	h.cfg.Changed(h.Tags())
 	after, err := h.layers.Usage(ctx, nil)

@@ -92,14 +92,14 @@ func TestOldPulls(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "member"), []byte("something"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if n := h.trimPulls(pullAge); n != 0 {
+	if n := h.trimPulls(); n != 0 {
 		t.Errorf("%d bytes of a young one are gone", n)
 	}
 	then := time.Now().Add(-8 * 24 * time.Hour)
 	if err := os.Chtimes(dir, then, then); err != nil {
 		t.Fatal(err)
 	}
-	if n := h.trimPulls(pullAge); n == 0 {
+	if n := h.trimPulls(); n == 0 {
 		t.Error("an old one is kept")
 	}
 	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {

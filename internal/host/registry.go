@@ -190,7 +190,7 @@ func (h *Host) pullDir(name string) (string, error) {
 		return "", err
 	}
 	dir := filepath.Join(h.cfg.Home.Pulls(), name)
-	h.trimPulls(pullAge)
+	h.trimPulls()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("make a place for what comes: %w", err)
 	}
@@ -198,15 +198,15 @@ func (h *Host) pullDir(name string) (string, error) {
 	return dir, os.Chtimes(dir, now, now)
 }
 
-// trimPulls removes what has come of pulls that were broken off longer ago than age, and returns the bytes freed.
-func (h *Host) trimPulls(age time.Duration) (freed int64) {
+// trimPulls removes what has come of pulls that were broken off longer ago than pullAge, and returns the bytes freed.
+func (h *Host) trimPulls() (freed int64) {
 	entries, err := os.ReadDir(h.cfg.Home.Pulls())
 	if err != nil {
 		return 0 // there was no pull
 	}
 	for _, e := range entries {
 		info, err := e.Info()
-		if err != nil || time.Since(info.ModTime()) < age {
+		if err != nil || time.Since(info.ModTime()) < pullAge {
 			continue
 		}
 		release, err := h.hold(pullWhat+" "+short(e.Name()), removeWhat)
