@@ -83,7 +83,7 @@ type buildReason struct {
 	Logs    []buildLog `json:"logEntries,omitempty"`
 }
 
-func (j *templateJob) say(level, step, format string, args ...any) {
+func (j *templateJob) say(level, format string, args ...any) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if len(j.logs) >= maxLogs || j.said >= maxLogBytes {
@@ -93,7 +93,7 @@ func (j *templateJob) say(level, step, format string, args ...any) {
 	if j.said += len(words); len(j.logs) == maxLogs-1 || j.said >= maxLogBytes {
 		level, words = "warn", "what comes after this is left out: it is too much"
 	}
-	j.logs = append(j.logs, buildLog{time.Now().UTC(), level, words, step})
+	j.logs = append(j.logs, buildLog{Time: time.Now().UTC(), Level: level, Message: words})
 }
 
 func (b *builds) add(j *templateJob) {
@@ -339,7 +339,7 @@ func (s *Server) startBuild(w http.ResponseWriter, r *http.Request) error {
 		return &api.Error{Code: api.CodeWrongState, Message: fmt.Sprintf("build %s has begun already", j.id)}
 	}
 	if _, ok := snapshotIn(f.text); ok && j.machine != (image.Machine{}) {
-		j.say("warn", "", "cpuCount, memoryMB and minFreeDiskMb are not used: a template that stands on another has its machine")
+		j.say("warn", "cpuCount, memoryMB and minFreeDiskMb are not used: a template that stands on another has its machine")
 	}
 	httpapi.NoteCreated(r, "snapshot", j.tag)
 	s.builds.wait.Go(func() {
@@ -693,7 +693,7 @@ func (s *Server) build(ctx context.Context, j *templateJob, spec *templateSpec, 
 		if e.Cached && e.Title != "" {
 			words += " (done before)"
 		}
-		j.say("info", "", "[%s] %s", e.Step, words)
+		j.say("info", "[%s] %s", e.Step, words)
 	}
 	_, err = s.Host.Build(ctx, host.BuildSpec{Tag: j.tag, Replace: true, NoCache: force, Dockerfile: d, MayWiden: true}, say)
 	return err

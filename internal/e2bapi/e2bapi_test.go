@@ -456,7 +456,7 @@ func TestLogsBounded(t *testing.T) {
 	for name, line := range map[string]string{"long": strings.Repeat("x", 100_000), "short": "x"} {
 		j := &templateJob{}
 		for range maxLogs + 10 {
-			j.say("info", "", "%s", line)
+			j.say("info", "%s", line)
 		}
 		bytes := 0
 		for _, l := range j.logs {
@@ -661,7 +661,7 @@ func TestBuildStatus(t *testing.T) {
 	s := New(Config{})
 	j := &templateJob{id: "b", tag: "t", status: buildReady}
 	for n := range logsPerPage + 5 {
-		j.say("info", "", "%d", n)
+		j.say("info", "%d", n)
 	}
 	s.builds.add(j)
 	for query, want := range map[string]int{

@@ -102,7 +102,8 @@ func TestList(t *testing.T) {
 	table.Add("two.example", []netip.Addr{b}, now, now.Add(time.Hour))
 	later := now.Add(2 * time.Second)
 	want := []Pin{
-		{Addr: b, Name: "two.example", Until: now.Add(time.Hour)}, {Addr: a, Name: "one.example", Until: now.Add(time.Minute)},
+		{Addr: b, Name: "two.example", Until: now.Add(time.Hour)},
+		{Addr: a, Name: "one.example", Until: now.Add(time.Minute)},
 		{Addr: b, Name: "one.example", Until: now.Add(time.Minute)},
 	}
 	if got := table.List(later, 10); !slices.Equal(got, want) {
