@@ -36,7 +36,9 @@ func TestListen(t *testing.T) {
 	if _, _, err := tokens.Create(access.Spec{Scope: access.Use, By: access.Owner()}); err != nil {
 		t.Fatal(err)
 	}
-	refused("nowhere", "HOST:PORT")
+	for _, wrong := range []string{"nowhere", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:58*", "127.0.0.1:65536", ":-1"} {
+		refused(wrong, "HOST:PORT")
+	}
 	taken, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", bind)
 	if err != nil {
 		t.Fatal(err)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -28,8 +29,12 @@ func (n *Network) check() error {
 		}
 		return nil
 	}
-	if _, _, err := net.SplitHostPort(n.Bind); err != nil {
-		return fmt.Errorf("address to bind %q: give HOST:PORT, such as 127.0.0.1:8889", n.Bind)
+	_, port, err := net.SplitHostPort(n.Bind)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return fmt.Errorf("address to bind %.320q: give HOST:PORT, such as 127.0.0.1:8889", n.Bind)
 	}
 	if (n.TLSCert == "") != (n.TLSKey == "") {
 		return errors.New("a certificate and its key come together: --tls-cert and --tls-key (FORKD_TLS_CERT, FORKD_TLS_KEY)")

@@ -92,8 +92,13 @@ func (s *Server) subscribe(r *http.Request) (follow bool, from *bus.Subscription
 		}
 	}
 	since := q.Get("since")
-	if last := r.Header.Get("Last-Event-ID"); since == "" && last != "" {
-		since = last
+	if last := r.Header.Values("Last-Event-ID"); len(last) > 0 {
+		if _, err := strconv.ParseUint(last[0], 10, 64); err != nil {
+			return false, nil, fmt.Errorf("%w: Last-Event-ID is %.40q; give the sequence of an event", host.ErrInvalid, last[0])
+		}
+		if since == "" {
+			since = last[0]
+		}
 	}
 	tail := q.Get("tail")
 	switch {

@@ -78,6 +78,13 @@ func TestListen(t *testing.T) {
 			t.Errorf("%s: %d %s", bad, rec.Code, rec.Body)
 		}
 	}
+	for _, bad := range []string{"", "x", "-1"} {
+		for _, query := range []string{"", "&since=1"} {
+			if rec := get(query, "Last-Event-ID", bad); rec.Code != http.StatusBadRequest {
+				t.Errorf("%s, Last-Event-ID %q: %d %s", query, bad, rec.Code, rec.Body)
+			}
+		}
+	}
 	rec := get("", "Accept", eventStream, "Last-Event-ID", fmt.Sprint(started.Sequence+2))
 	want := fmt.Sprintf("id: %d\nevent: snapshot.ready\ndata: {", started.Sequence+3)
 	if text := rec.Body.String(); !strings.HasPrefix(text, want) || !strings.HasSuffix(text, "}\n\n") || strings.Count(text, "\n\n") != 1 {

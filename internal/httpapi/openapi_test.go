@@ -271,8 +271,9 @@ func (g *generator) requestBody(d *document) object {
 	for _, media := range d.media {
 		content[media] = object{"schema": object{}}
 		if media == "multipart/form-data" {
+			file := object{"type": "string", "contentMediaType": bytesType}
 			content[media] = object{"schema": object{"type": "object", "properties": object{"file": object{
-				"type": "array", "items": object{"type": "string", "contentMediaType": bytesType},
+				"anyOf": []object{file, {"type": "array", "items": file}}, // a form with one is the same as a form with a list of one
 			}}}}
 		}
 	}
