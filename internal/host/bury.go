@@ -117,7 +117,7 @@ func machinesBelow(dir string) ([]*left, error) {
 		if !ok { // In a jail the path is what it was named by, links and all.
 			name, ok = strings.CutPrefix(cwd, dir+"/")
 		}
-		if err != nil || !ok {
+		if err != nil || !ok || !worksBelow(pid, dir, name) {
 			continue
 		}
 		path := filepath.Join(dir, name)

@@ -149,7 +149,7 @@ func (h *Host) strandedProcesses(context.Context) ([]Leftover, error) {
 		}
 		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
 		root := cwd[:strings.LastIndex(cwd, "/machines/")]
-		if _, gone := os.Lstat(root); err != nil || !strings.HasPrefix(filepath.Base(exe), "qemu-") || !errors.Is(gone, fs.ErrNotExist) {
+		if _, gone := os.Lstat(root); err != nil || !strings.HasPrefix(filepath.Base(exe), "qemu-") || !errors.Is(gone, fs.ErrNotExist) || !removedUnder(pid, cwd) {
 			continue
 		}
 		all = append(all, process(pid, "a VM process whose home "+root+" was removed"))

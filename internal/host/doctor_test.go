@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/layout"
 	"forkd.dev/forkd/internal/proc"
 	"forkd.dev/forkd/internal/testenv"
 )
@@ -120,7 +121,8 @@ func TestMachinesOfALinkedHome(t *testing.T) {
 	if err := os.Symlink("real", link); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(filepath.Join(link, "m"), 0o700); err != nil {
+	disks := layout.MachineDisks(filepath.Join(link, "m"))
+	if err := os.MkdirAll(disks, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	jailer, err := proc.NewJailer([]string{"/usr", "/lib", "/lib64"})
@@ -131,7 +133,7 @@ func TestMachinesOfALinkedHome(t *testing.T) {
 	jail := &proc.Jail{Jailer: jailer, ID: 3_100_000_000 + uint32(os.Getpid())}
 	cmd := &proc.Command{
 		Path: "/usr/bin/sleep", Args: []string{"1000"}, Dir: filepath.Join(link, "m"), Jail: jail,
-		Confine: &proc.Confine{ReadOnly: []string{"/usr", "/lib", "/lib64"}},
+		Confine: &proc.Confine{ReadOnly: []string{"/usr", "/lib", "/lib64"}, ReadWrite: []string{disks}},
 	}
 	p, err := proc.Start(t.Context(), cmd)
 	if err != nil {
@@ -146,5 +148,15 @@ func TestMachinesOfALinkedHome(t *testing.T) {
 	found, err := machinesBelow(link)
 	if err != nil || len(found) != 1 || found[0].dir != filepath.Join(link, "m") || !slices.Equal(found[0].pids, []int{p.PID()}) {
 		t.Errorf("%+v, %v", found[0], err)
+	}
+	m := filepath.Join(link, "m")
+	if removedUnder(p.PID(), m) {
+		t.Error("its directory is taken for removed")
+	}
+	if err := os.RemoveAll(m); err != nil {
+		t.Fatal(err)
+	}
+	if !removedUnder(p.PID(), m) {
+		t.Error("its directory is not seen to be removed")
 	}
 }
