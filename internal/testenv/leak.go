@@ -3,8 +3,8 @@ package testenv
 import (
 	"bytes"
 	"fmt"
-	"maps"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
