@@ -10,6 +10,7 @@ import base64
 import datetime
 import hashlib
 import json
+import re
 import sys
 import time
 import traceback
@@ -442,7 +443,8 @@ def terminals(sb):
     text = ""
     for _, _, data in h:
         text += (data or b"").decode()
-        if "w12" in text and "30 100" not in text:
+        # At the prompt: before it the shell reads the size and writes it back, and may write back an older one.
+        if re.search(r"w12\r\n.*[#$] $", text, re.DOTALL):
             assert "24 80" in text and "/tmp" in text, text
             sb.pty.resize(h.pid, e2b.PtySize(rows=30, cols=100))
             sb.pty.send_stdin(h.pid, b"stty size; exit 0\n")
