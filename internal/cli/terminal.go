@@ -81,6 +81,9 @@ var errDetached = errors.New("detached")
 // hangUpLimit is how long the guest may take to be told that its terminal is gone.
 const hangUpLimit = 2 * time.Second
 
+// hangUpPause is between being told and being told again.
+const hangUpPause = 300 * time.Millisecond
+
 // onTerminal lends this program's terminal to a process, which begin starts or attaches to, with the environment that
 // programs expect from a terminal, and puts the terminal back on every way out. With redraw the process was there before
 // and should draw its screen.
@@ -248,7 +251,18 @@ func (s *ttySession) hangUp(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, hangUpLimit)
 	defer cancel()
-	_ = call.Signal(ctx, s.guest, wire.SendSignalRequest{Process: wire.ProcessSelector{PID: pid}, Signal: int(syscall.SIGHUP), Group: true})
+	hup := wire.SendSignalRequest{Process: wire.ProcessSelector{PID: pid}, Signal: int(syscall.SIGHUP), Group: true}
+	for range 2 {
+		if call.Signal(ctx, s.guest, hup) != nil {
+			return
+		}
+		// A shell that gets it just before it waits for a key remembers it, and waits: bash looks when something wakes it. On a
+		// terminal that is gone reading would; on one that others may come back to, being told again does.
+		select {
+		case <-ctx.Done():
+		case <-time.After(hangUpPause):
+		}
+	}
 }
 
 // envDetachKeys has the keys for those who always want others.
