@@ -252,16 +252,15 @@ func (s *ttySession) hangUp(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, hangUpLimit)
 	defer cancel()
 	hup := wire.SendSignalRequest{Process: wire.ProcessSelector{PID: pid}, Signal: int(syscall.SIGHUP), Group: true}
-	for range 2 {
-		if call.Signal(ctx, s.guest, hup) != nil {
-			return
-		}
-		// A shell that gets it just before it waits for a key remembers it, and waits: bash looks when something wakes it. On a
-		// terminal that is gone reading would; on one that others may come back to, being told again does.
-		select {
-		case <-ctx.Done():
-		case <-time.After(hangUpPause):
-		}
+	if call.Signal(ctx, s.guest, hup) != nil {
+		return
+	}
+	// A shell that gets it just before it waits for a key remembers it, and waits: bash looks when something wakes it. On a
+	// terminal that is gone reading would; on one that others may come back to, being told again does.
+	select {
+	case <-ctx.Done():
+	case <-time.After(hangUpPause):
+		_ = call.Signal(ctx, s.guest, hup)
 	}
 }
 
