@@ -2,12 +2,8 @@ package client
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/base64"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -16,6 +12,7 @@ import (
 	"os"
 	"strings"
 
+	"forkd.dev/forkd/internal/fingerprint"
 	"forkd.dev/forkd/internal/layout"
 )
 
@@ -88,13 +85,13 @@ func (cfg *Config) trust(host string) (*tls.Config, error) {
 	// Calls take a connection over, which HTTP/2 does not allow.
 	trust := &tls.Config{ServerName: host, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
 	if cfg.Fingerprint != "" {
-		want, err := parsePin(cfg.Fingerprint)
+		want, err := fingerprint.Parse(cfg.Fingerprint)
 		if err != nil {
 			return nil, err
 		}
 		// In the place of names and signers: the daemon holds the key that is meant.
 		trust.InsecureSkipVerify = true
-		trust.VerifyConnection = func(s tls.ConnectionState) error { return checkPin(s, want) }
+		trust.VerifyConnection = func(s tls.ConnectionState) error { return fingerprint.Check(s, want) }
 		return trust, nil
 	}
 	if cfg.CA == "" {
@@ -109,32 +106,6 @@ func (cfg *Config) trust(host string) (*tls.Config, error) {
 		return nil, fmt.Errorf("there is no certificate in %s (PEM)", cfg.CA)
 	}
 	return trust, nil
-}
-
-// parsePin reads sha256//BASE64, which is what curl takes as well, or sha256:HEX.
-func parsePin(text string) ([]byte, error) {
-	var sum []byte
-	var err error
-	if b64, ok := strings.CutPrefix(text, "sha256//"); ok {
-		sum, err = base64.StdEncoding.DecodeString(b64)
-	} else {
-		sum, err = hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(text, "sha256:"), ":", ""))
-	}
-	if err != nil || len(sum) != sha256.Size {
-		return nil, fmt.Errorf("fingerprint %.100q: give it as the daemon prints it: sha256//…", text)
-	}
-	return sum, nil
-}
-
-func checkPin(s tls.ConnectionState, want []byte) error {
-	if len(s.PeerCertificates) == 0 {
-		return errors.New("it shows none")
-	}
-	got := sha256.Sum256(s.PeerCertificates[0].RawSubjectPublicKeyInfo)
-	if subtle.ConstantTimeCompare(got[:], want) != 1 {
-		return fmt.Errorf("its fingerprint is sha256//%s", base64.StdEncoding.EncodeToString(got[:]))
-	}
-	return nil
 }
 
 func dialTLS(ctx context.Context, address string, trust *tls.Config) (net.Conn, error) {

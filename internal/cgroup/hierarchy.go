@@ -5,6 +5,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"forkd.dev/forkd/internal/mountinfo"
 )
 
 // mount is a mounted hierarchy of groups.
@@ -15,22 +17,17 @@ type mount struct {
 	at          string       // the mount point
 }
 
-// parseMounts reads /proc/self/mountinfo: "id parent major:minor root point options … - type source options".
+// parseMounts reads /proc/self/mountinfo.
 func parseMounts(text string) []mount {
 	var all []mount
-	for line := range strings.Lines(text) {
-		before, after, ok := strings.Cut(line, " - ")
-		left, right := strings.Fields(before), strings.Fields(after)
-		if !ok || len(left) < 5 || len(right) < 3 {
-			continue
-		}
-		m := mount{root: unescape(left[3]), at: unescape(left[4])}
-		switch right[0] {
+	for _, at := range mountinfo.Parse(text) {
+		m := mount{root: at.Root, at: at.At}
+		switch at.Type {
 		case "cgroup2":
 			m.version = 2
 		case "cgroup":
 			m.version = 1
-			for o := range strings.SplitSeq(right[2], ",") {
+			for o := range strings.SplitSeq(at.Options, ",") {
 				switch o {
 				case "memory", "cpu", "cpuacct", "pids":
 					m.controllers = append(m.controllers, Controller(o))
@@ -44,11 +41,6 @@ func parseMounts(text string) []mount {
 		all = append(all, m)
 	}
 	return all
-}
-
-// unescape undoes what mountinfo does to spaces and the like: \040.
-func unescape(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
 // parseGroups reads /proc/PID/cgroup, "number:controllers:path": the group in each controller's hierarchy, that of

@@ -4,11 +4,9 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -160,12 +158,6 @@ func covers(cert *x509.Certificate, names []string, addrs []net.IP) bool {
 		}
 	}
 	return true
-}
-
-// pin is a certificate's key as curl's --pinnedpubkey has it.
-func pin(cert *x509.Certificate) string {
-	sum := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
-	return "sha256//" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
 // keyPair is a certificate in files, which are read again when they have changed: a renewed one needs no restart.

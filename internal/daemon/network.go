@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"forkd.dev/forkd/internal/access"
+	"forkd.dev/forkd/internal/fingerprint"
 	"forkd.dev/forkd/internal/layout"
 )
 
@@ -91,7 +92,7 @@ func encrypt(l net.Listener, n Network, home layout.Home) (*public, error) {
 			return nil, err
 		}
 		source.certFile, source.keyFile = home.Certificate()
-		p.pin = pin(cert)
+		p.pin = fingerprint.Of(cert)
 	}
 	if err := source.load(); err != nil {
 		return nil, err

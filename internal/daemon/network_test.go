@@ -18,6 +18,7 @@ import (
 
 	"forkd.dev/forkd/client"
 	"forkd.dev/forkd/internal/access"
+	"forkd.dev/forkd/internal/fingerprint"
 	"forkd.dev/forkd/internal/layout"
 )
 
@@ -183,7 +184,7 @@ func TestKeyLasts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !first.Equal(same) || first.Equal(other) || pin(first) != pin(other) {
+	if !first.Equal(same) || first.Equal(other) || fingerprint.Of(first) != fingerprint.Of(other) {
 		t.Error("the certificate changes when its names do not, or the key does")
 	}
 	if other.VerifyHostname("192.0.2.7") != nil || other.VerifyHostname("localhost") != nil {
@@ -196,7 +197,7 @@ func TestKeyLasts(t *testing.T) {
 	if err := os.WriteFile(certFile, []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := ownCertificate(home, "127.0.0.1:0"); err != nil || pin(again) != pin(first) {
+	if again, err := ownCertificate(home, "127.0.0.1:0"); err != nil || fingerprint.Of(again) != fingerprint.Of(first) {
 		t.Error(err)
 	}
 	if err := os.WriteFile(keyFile, []byte("x"), 0o600); err != nil {
@@ -231,7 +232,7 @@ func TestRenewedCertificate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return pin(c)
+		return fingerprint.Of(c)
 	}
 	old := look()
 	copyOver(t, newCert, cert)

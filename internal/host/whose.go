@@ -1,13 +1,13 @@
 package host
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"forkd.dev/forkd/internal/layout"
+	"forkd.dev/forkd/internal/mountinfo"
 )
 
 // deletedSuffix is how the kernel names a directory that was removed under a process, where it reads its link.
@@ -44,24 +44,15 @@ func removedUnder(pid int, path string) bool {
 	if strings.HasSuffix(path, deletedSuffix) {
 		return sameFile(fmt.Sprintf("/proc/%d/ns/mnt", pid), "/proc/self/ns/mnt")
 	}
-	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
 	if err != nil {
 		return false
 	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		// Number, parent, device, the path within the file system, and where it is mounted. A jail's disks are a mount of ours.
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 5 || !strings.HasSuffix(unescaped(fields[4]), layout.MachineDisks(path)) {
-			continue
+	for _, m := range mountinfo.Parse(string(text)) { // a jail's disks are a mount of ours
+		if strings.HasSuffix(m.At, layout.MachineDisks(path)) {
+			source, gone := strings.CutSuffix(m.Root, "//deleted")
+			return gone && filepath.Base(filepath.Dir(source)) == filepath.Base(path)
 		}
-		source, gone := strings.CutSuffix(unescaped(fields[3]), "//deleted")
-		return gone && filepath.Base(filepath.Dir(source)) == filepath.Base(path)
 	}
 	return false
-}
-
-// unescaped is a path of the kernel's list of mounts as it is.
-func unescaped(s string) string {
-	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }

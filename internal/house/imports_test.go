@@ -22,7 +22,7 @@ func allowed() map[string][]string {
 
 		// The edges.
 		"api":    {},
-		"client": {"api", "internal/guest/call", "internal/guest/wire", "internal/layout"}, // layout: where the daemon listens
+		"client": {"api", "internal/fingerprint", "internal/guest/call", "internal/guest/wire", "internal/layout"}, // layout: where the daemon listens
 		// A call's frames pass through the daemon as they are; recipes are read here to know which files to send.
 		"internal/cli": {
 			"api", "client", "internal/guest/call", "internal/guest/tree", "internal/guest/wire", "internal/image", "internal/layout", "internal/mcp", "internal/pack", "internal/proc", "internal/registry",
@@ -33,7 +33,7 @@ func allowed() map[string][]string {
 		// The edge translates the errors of what is below into the API's, so it knows their sentinels.
 		"internal/httpapi": {
 			"api", "internal/access", "internal/audit", "internal/engine", "internal/events", "internal/guest", "internal/guest/call", "internal/guest/wire", "internal/host", "internal/image", "internal/layer",
-			"internal/lineage", "internal/metrics", "internal/network", "internal/network/egress", "internal/pack", "internal/registry", "internal/store",
+			"internal/lineage", "internal/metrics", "internal/mountinfo", "internal/network", "internal/network/egress", "internal/pack", "internal/registry", "internal/store",
 		},
 		// Another protocol on the same listener: whose requests are let in, written down and counted is decided in httpapi, once.
 		"internal/e2bapi": {
@@ -41,7 +41,7 @@ func allowed() map[string][]string {
 			"internal/image", "internal/network/egress",
 		},
 		"internal/daemon": {
-			"api", "internal/access", "internal/audit", "internal/cgroup", "internal/engine", "internal/engine/qemu", "internal/e2bapi", "internal/events", "internal/host", "internal/httpapi",
+			"api", "internal/access", "internal/audit", "internal/cgroup", "internal/engine", "internal/engine/qemu", "internal/e2bapi", "internal/events", "internal/fingerprint", "internal/host", "internal/httpapi",
 			"internal/image", "internal/layout", "internal/metrics", "internal/network/egress", "internal/network/netd", "internal/store", "internal/agentbin",
 		},
 
@@ -49,7 +49,7 @@ func allowed() map[string][]string {
 		"internal/host": {
 			"internal/agentbin", "internal/cgroup", "internal/disk", "internal/engine", "internal/events", "internal/guest", "internal/guest/call",
 			"internal/guest/wire", "internal/image", "internal/keylock", "internal/layer", "internal/layout", "internal/lineage",
-			"internal/memory", "internal/network", "internal/network/egress", "internal/pack", "internal/proc", "internal/registry", "internal/store", "internal/undo",
+			"internal/memory", "internal/mountinfo", "internal/network", "internal/network/egress", "internal/pack", "internal/proc", "internal/registry", "internal/store", "internal/undo",
 		},
 
 		// Below it.
@@ -57,7 +57,7 @@ func allowed() map[string][]string {
 		"internal/engine/qemu":     {"internal/engine", "internal/memory", "internal/proc", "internal/undo"},
 		"internal/store":           {"internal/cgroup", "internal/engine", "internal/layer", "internal/layout", "internal/lineage", "internal/network/egress"},
 		"internal/pack":            {"internal/layer", "internal/lineage", "internal/store"},
-		"internal/registry":        {"internal/layer", "internal/pack"},
+		"internal/registry":        {"internal/fingerprint", "internal/layer", "internal/pack"},
 		"internal/lineage":         {},
 		"internal/layout":          {},
 		"internal/access":          {},
@@ -80,19 +80,21 @@ func allowed() map[string][]string {
 		"internal/guest/tree":      {"internal/guest/wire"},
 		"internal/guest/wire":      {},
 		"internal/proc":            {"internal/cgroup"},
-		"internal/cgroup":          {},
+		"internal/cgroup":          {"internal/mountinfo"},
 		"internal/agentbin":        {},
 
 		// In the guest.
 		"internal/agent": {"internal/guest/mux", "internal/guest/tree", "internal/guest/wire"},
 
 		// Tiny tools, and tests' own.
-		"internal/undo":    {},
-		"internal/keylock": {},
-		"internal/testenv": {},
-		"internal/house":   {},
-		"e2e":              {},
-		"e2e/liar":         {"internal/agent", "internal/guest/mux", "internal/guest/wire"}, // what it replaces, and lies to
+		"internal/undo":        {},
+		"internal/fingerprint": {},
+		"internal/mountinfo":   {},
+		"internal/keylock":     {},
+		"internal/testenv":     {},
+		"internal/house":       {},
+		"e2e":                  {},
+		"e2e/liar":             {"internal/agent", "internal/guest/mux", "internal/guest/wire"}, // what it replaces, and lies to
 	}
 }
 

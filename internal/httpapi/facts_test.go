@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"forkd.dev/forkd/internal/mountinfo"
 )
 
 func TestFileSystem(t *testing.T) {
@@ -20,11 +22,11 @@ broken line
 		"/": "ext4", "/home/x": "ext4", "/dev/shm/forkd": "tmpfs", "/dev/shmoo": "devtmpfs", "/mnt/with space/a": "btrfs",
 		"/srv/x": "ext4",
 	} {
-		if got := fileSystem(mounts, path); got != want {
+		if got := fileSystem(mountinfo.Parse(mounts), path); got != want {
 			t.Errorf("%s is on %q, want %q", path, got, want)
 		}
 	}
-	if got := fileSystem("", "/x"); got != "" {
+	if got := fileSystem(nil, "/x"); got != "" {
 		t.Errorf("without mounts: %q", got)
 	}
 }
@@ -46,7 +48,7 @@ func FuzzFacts(f *testing.F) {
 	f.Add("1 2 3 4 \\777 - x", "/", "NaN Inf -1")
 	f.Add("\\04", "", "")
 	f.Fuzz(func(t *testing.T, mounts, path, load string) {
-		if kind := fileSystem(mounts, path); strings.ContainsAny(kind, " \n") {
+		if kind := fileSystem(mountinfo.Parse(mounts), path); strings.ContainsAny(kind, " \n") {
 			t.Errorf("a file system of the kind %q", kind)
 		}
 		if l := loadAverage(load); l != nil && len(l) != 3 {

@@ -2,11 +2,7 @@ package registry
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"crypto/tls"
-	"encoding/base64"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"forkd.dev/forkd/internal/fingerprint"
 )
 
 // Errors.
@@ -205,41 +203,22 @@ func loopback(host string) bool {
 
 // trust is whose certificate is taken. A fingerprint is in the place of names and signers, and of the registry alone:
 // where it leads to, the system's signers are asked.
-func trust(host, fingerprint string) (*tls.Config, error) {
+func trust(host, expected string) (*tls.Config, error) {
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12}
-	if fingerprint == "" {
+	if expected == "" {
 		return cfg, nil
 	}
-	want, err := parseFingerprint(fingerprint)
+	want, err := fingerprint.Parse(expected)
 	if err != nil {
 		return nil, err
 	}
 	name := hostname(host)
 	cfg.InsecureSkipVerify = true
 	cfg.VerifyConnection = func(s tls.ConnectionState) error {
-		if len(s.PeerCertificates) == 0 {
-			return errors.New("it shows no certificate")
-		}
-		got := sha256.Sum256(s.PeerCertificates[0].RawSubjectPublicKeyInfo)
-		if subtle.ConstantTimeCompare(got[:], want) != 1 {
-			return fmt.Errorf("the certificate that %s shows has the fingerprint sha256//%s, another than was given", name,
-				base64.StdEncoding.EncodeToString(got[:]))
+		if err := fingerprint.Check(s, want); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
 		return nil
 	}
 	return cfg, nil
-}
-
-func parseFingerprint(text string) ([]byte, error) {
-	var sum []byte
-	var err error
-	if b64, ok := strings.CutPrefix(text, "sha256//"); ok {
-		sum, err = base64.StdEncoding.DecodeString(b64)
-	} else {
-		sum, err = hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(text, "sha256:"), ":", ""))
-	}
-	if err != nil || len(sum) != sha256.Size {
-		return nil, fmt.Errorf("fingerprint %.100q: give it as the other daemon prints it: sha256//…", text)
-	}
-	return sum, nil
 }
