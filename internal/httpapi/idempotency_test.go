@@ -299,9 +299,12 @@ func TestRepliesFileIsBounded(t *testing.T) {
 		t.Errorf("the file: %v, %v", info, err)
 	}
 	c = c.restarted(path)
-	for k, want := range map[int]bool{5*keptPerPrincipal - 1: true, 4 * keptPerPrincipal: true, 3 * keptPerPrincipal: false} {
-		if _, _, h := c.post(t, access.Owner(), big, fmt.Sprint(k)); (h.Get("Idempotent-Replayed") == "true") != want {
-			t.Errorf("the key %d: replayed %v, want %v", k, !want, want)
+	for _, tt := range []struct {
+		key      int
+		replayed bool
+	}{{5*keptPerPrincipal - 1, true}, {4 * keptPerPrincipal, true}, {3 * keptPerPrincipal, false}} { // the last, as new, displaces the oldest
+		if _, _, h := c.post(t, access.Owner(), big, fmt.Sprint(tt.key)); (h.Get("Idempotent-Replayed") == "true") != tt.replayed {
+			t.Errorf("the key %d: replayed %v, want %v", tt.key, !tt.replayed, tt.replayed)
 		}
 	}
 	c.s.replies.check(t)
