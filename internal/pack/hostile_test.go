@@ -18,6 +18,7 @@ import (
 
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/store"
+	"forkd.dev/forkd/internal/store/storetest"
 )
 
 // forged is a pack that can be spoilt in any way before it is written.
@@ -212,11 +213,11 @@ func hostile(t *testing.T) map[string]struct {
 		"memory without bounds":        {record(func(s *store.Snapshot) { s.Engine.MemoryBytes = 1 << 60 }), "bytes of memory"},
 		"memory less than none":        {record(func(s *store.Snapshot) { s.Engine.MemoryBytes = -4096 }), "bytes of memory"},
 		"a state that is no digest":    {record(func(s *store.Snapshot) { s.State = "../../etc/passwd" }), "device state"},
-		"a state that is not there":    {record(func(s *store.Snapshot) { s.State = hexOf([]byte("x")) }), "no member"},
+		"a state that is not there":    {record(func(s *store.Snapshot) { s.State = storetest.Digest("x") }), "no member"},
 		"a state of another size":      {record(func(s *store.Snapshot) { s.StateBytes++ }), "no member"},
 		"memory that is not there":     {record(func(s *store.Snapshot) { s.Memory = layer.Digest{1} }), "no member"},
 		"no memory":                    {record(func(s *store.Snapshot) { s.Memory = layer.Digest{} }), "no member"},
-		"an image that is not there":   {record(func(s *store.Snapshot) { s.Image = hexOf([]byte("y")) }), "not in the manifest"},
+		"an image that is not there":   {record(func(s *store.Snapshot) { s.Image = storetest.Digest("y") }), "not in the manifest"},
 		"another image's disk":         {record(func(s *store.Snapshot) { s.ImageDisk = s.Disk }), "not that of its image"},
 		"escapes in a recipe's name":   {record(func(s *store.Snapshot) { s.Recipe = "x\x1b]0;owned\a" }), "not text of one line"},
 		"escapes in what is warm":      {record(func(s *store.Snapshot) { s.Warm = []string{"\x1b[2J"} }), "not text of one line"},
@@ -228,7 +229,7 @@ func hostile(t *testing.T) map[string]struct {
 			f.m.Images[0].ID = "../x"
 		}, "id of an image"},
 		"an image of another version": {func(f *forged) { f.m.Images[0].FormatVersion = 3 }, "format version 3"},
-		"an image that nobody needs":  {func(f *forged) { i := f.m.Images[0]; i.ID = hexOf([]byte("z")); f.m.Images = append(f.m.Images, i) }, "no snapshot of its manifest stands"},
+		"an image that nobody needs":  {func(f *forged) { i := f.m.Images[0]; i.ID = storetest.Digest("z"); f.m.Images = append(f.m.Images, i) }, "no snapshot of its manifest stands"},
 		"a member of no kind":         {member(Chunk, func(x *Member) { x.Kind = "script" }), "unknown kind"},
 		"a kind that climbs":          {member(Chunk, func(x *Member) { x.Kind = "../../x" }), "unknown kind"},
 		"a member listed twice":       {func(f *forged) { f.m.Members = append(f.m.Members, f.m.Members[0]) }, "twice"},
@@ -383,7 +384,7 @@ func refused(t *testing.T, b []byte, want string) {
 		if err != nil {
 			return err
 		}
-		sink, err := NewSink(t.Context(), dir, there.layers, p.Manifest())
+		sink, err := NewSink(t.Context(), dir, there.Layers, p.Manifest())
 		if err != nil {
 			return err
 		}
@@ -394,7 +395,7 @@ func refused(t *testing.T, b []byte, want string) {
 		return sink.Install(t.Context())
 	}()
 	tellsOne(t, err, want)
-	for _, place := range []string{root, filepath.Dir(there.dir)} {
+	for _, place := range []string{root, filepath.Dir(there.Dir)} {
 		_ = filepath.WalkDir(place, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && !d.IsDir() {
 				t.Errorf("%s is left", path)

@@ -5,38 +5,24 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
-	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/store"
+	"forkd.dev/forkd/internal/store/storetest"
 )
 
-// home is a layer store with snapshots whose layers are small.
-type home struct {
-	t      testing.TB
-	dir    string // of layers
-	layers *layer.Store
-	states map[string][]byte
-	pages  int64 // of a root's memory
-}
+// home has snapshots whose layers are small.
+type home struct{ *storetest.Home }
 
 func newHome(t testing.TB) *home {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), "layers")
-	s, err := layer.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &home{t: t, dir: dir, layers: s, states: map[string][]byte{}, pages: 400}
+	return &home{storetest.New(t, storetest.Sizes{Memory: testMemory, Disk: testDisk, ImagePages: 4, RootPages: 400, BranchedPages: 20, Step: 32})}
 }
 
 const (
@@ -44,74 +30,23 @@ const (
 	testDisk   = 2 << 20
 )
 
-// write stores a layer of some pages that depend on seed.
-func (h *home) write(pageSize, size int64, parent layer.Digest, seed uint64, pages int64) layer.Info {
-	h.t.Helper()
-	r := rand.New(rand.NewPCG(seed, 1))
-	data := make([]byte, size)
-	for i := 0; i < len(data) && h.pages > 2; i += 32 {
-		binary.LittleEndian.PutUint64(data[i:], r.Uint64()) // it compresses, but not to nothing
-	}
-	info, err := h.layers.Write(h.t.Context(), layer.WriteSpec{
-		PageSize: pageSize, Size: size, Parent: parent, From: bytes.NewReader(data),
-		Extents: []layer.Extent{{Offset: pageSize * int64(seed%7), Length: pageSize * pages}},
-	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return info
-}
-
-func hexOf(b []byte) string {
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:])
-}
-
 // chain makes a pack's manifest of n snapshots, each standing on the one before it.
 func (h *home) chain(n int) Manifest {
-	base := h.write(diskPage, testDisk, layer.Digest{}, 1, 4)
-	img := store.Image{
-		FormatVersion: store.FormatVersion, ID: hexOf([]byte("image")), Name: "tiny", Base: "debian:bookworm",
-		Disk: base.Digest, DiskBytes: testDisk, OwnBytes: base.OwnBytes,
-	}
-	m := Manifest{
+	img, snapshots := h.Chain(n)
+	return Manifest{
 		FormatVersion: FormatVersion, PackedAt: time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC), Tool: "test",
-		Images: []store.Image{img},
+		Images: []store.Image{img}, Snapshots: snapshots,
 	}
-	var mem, dsk layer.Digest
-	dsk = base.Digest
-	for i := range n {
-		pages := h.pages
-		if i > 0 {
-			pages = 20
-		}
-		mi := h.write(memoryPage, testMemory, mem, uint64(100+i), pages)
-		di := h.write(diskPage, testDisk, dsk, uint64(200+i), 2)
-		mem, dsk = mi.Digest, di.Digest
-		state := []byte("device state of " + string(rune('a'+i)))
-		s := store.Snapshot{
-			FormatVersion: store.FormatVersion, Tag: string(rune('a' + i)), CreatedAt: time.Unix(int64(1000+i), 0).UTC(),
-			Image: img.ID, ImageDisk: img.Disk, Memory: mem, Disk: dsk, Recipe: "tiny", RecipeText: "name: tiny\n",
-			Engine: engine.Format{Engine: "fake", Arch: "amd64", CPUs: 1, MemoryBytes: testMemory},
-		}.WithState(state)
-		if i > 0 {
-			p := m.Snapshots[i-1]
-			s.Parent, s.ParentID = p.Tag, p.ID()
-		}
-		h.states[s.State] = state
-		m.Snapshots = append(m.Snapshots, s)
-	}
-	return m
 }
 
 func (h *home) collect(m Manifest) *Source {
-	h.t.Helper()
-	src, err := Collect(h.t.Context(), Spec{
-		Dir: h.t.TempDir(), Layers: h.layers, Manifest: m,
-		State: func(s store.Snapshot) ([]byte, error) { return h.states[s.State], nil },
+	h.T.Helper()
+	src, err := Collect(h.T.Context(), Spec{
+		Dir: h.T.TempDir(), Layers: h.Layers, Manifest: m,
+		State: func(s store.Snapshot) ([]byte, error) { return h.States[s.State], nil },
 	})
 	if err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
 	return src
 }
@@ -166,13 +101,13 @@ func TestCarry(t *testing.T) {
 	}
 	for _, s := range m.Snapshots {
 		for _, d := range []layer.Digest{s.Memory, s.Disk} {
-			a, errA := here.layers.Chain(t.Context(), d)
-			b, errB := there.layers.Chain(t.Context(), d)
+			a, errA := here.Layers.Chain(t.Context(), d)
+			b, errB := there.Layers.Chain(t.Context(), d)
 			if errA != nil || errB != nil || len(a) != len(b) {
 				t.Fatalf("%s: %d layers (%v), %d there (%v)", s.Tag, len(a), errA, len(b), errB)
 			}
 		}
-		if got, err := sink.State(s); err != nil || !bytes.Equal(got, here.states[s.State]) {
+		if got, err := sink.State(s); err != nil || !bytes.Equal(got, here.States[s.State]) {
 			t.Errorf("device state %q, %v", got, err)
 		}
 	}
@@ -188,7 +123,7 @@ func TestCarry(t *testing.T) {
 func tinyPack(t testing.TB) []byte {
 	t.Helper()
 	h := newHome(t)
-	h.pages = 2
+	h.Sizes.RootPages, h.Sizes.Step = 2, 0
 	var b bytes.Buffer
 	if err := Write(t.Context(), &b, h.collect(h.chain(1))); err != nil {
 		t.Fatal(err)
@@ -238,7 +173,7 @@ func TestFile(t *testing.T) {
 
 func newSink(t *testing.T, h *home, m *Manifest) *Sink {
 	t.Helper()
-	sink, err := NewSink(t.Context(), filepath.Join(filepath.Dir(t.TempDir()), "sink"), h.layers, m)
+	sink, err := NewSink(t.Context(), filepath.Join(filepath.Dir(t.TempDir()), "sink"), h.Layers, m)
 	if err != nil {
 		t.Fatal(err)
 	}

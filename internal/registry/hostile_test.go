@@ -204,7 +204,7 @@ func TestHostileRegistries(t *testing.T) {
 			if strings.ContainsAny(err.Error(), "\x1b\n") || len(err.Error()) > 1000 {
 				t.Errorf("not one clear error: %q", err)
 			}
-			if u, err := there.layers.Usage(t.Context(), nil); err != nil || u.Total != 0 {
+			if u, err := there.Layers.Usage(t.Context(), nil); err != nil || u.Total != 0 {
 				t.Errorf("left in the store: %+v, %v", u, err)
 			}
 		})

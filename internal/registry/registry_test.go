@@ -1,11 +1,7 @@
 package registry
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,106 +17,41 @@ import (
 
 	ggcr "github.com/google/go-containerregistry/pkg/registry"
 
-	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/pack"
 	"forkd.dev/forkd/internal/store"
+	"forkd.dev/forkd/internal/store/storetest"
 )
 
-const (
-	memoryPage = 4 << 10
-	diskPage   = 64 << 10
-	testMemory = 8 << 20
-	testDisk   = 8 << 20
-)
-
-// home is a layer store with snapshots whose layers are small.
-type home struct {
-	t      testing.TB
-	layers *layer.Store
-	states map[string][]byte
-}
+// home has snapshots whose layers are small.
+type home struct{ *storetest.Home }
 
 func newHome(t testing.TB) *home {
 	t.Helper()
 	t.Setenv("DOCKER_CONFIG", t.TempDir())
 	t.Setenv("NO_PROXY", "*")
-	s, err := layer.Open(filepath.Join(t.TempDir(), "layers"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &home{t: t, layers: s, states: map[string][]byte{}}
-}
-
-// write stores a layer of some pages that depend on seed.
-func (h *home) write(pageSize, size int64, parent layer.Digest, seed uint64, pages int64) layer.Info {
-	h.t.Helper()
-	r := rand.New(rand.NewPCG(seed, 1))
-	data := make([]byte, size)
-	for i := 0; i < len(data); i += 16 {
-		binary.LittleEndian.PutUint64(data[i:], r.Uint64()) // it compresses, but not to nothing
-	}
-	info, err := h.layers.Write(h.t.Context(), layer.WriteSpec{
-		PageSize: pageSize, Size: size, Parent: parent, From: bytes.NewReader(data),
-		Extents: []layer.Extent{{Offset: pageSize * int64(seed%7), Length: pageSize * pages}},
-	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return info
-}
-
-func hexOf(b []byte) string {
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:])
+	return &home{storetest.New(t, storetest.Sizes{Memory: 8 << 20, Disk: 8 << 20, ImagePages: 30, RootPages: 1200, BranchedPages: 100, Step: 16})}
 }
 
 // chain makes a pack's manifest of n snapshots, each standing on the one before it.
 func (h *home) chain(n int) pack.Manifest {
-	base := h.write(diskPage, testDisk, layer.Digest{}, 1, 30)
-	img := store.Image{
-		FormatVersion: store.FormatVersion, ID: hexOf([]byte("image")), Name: "tiny", Base: "debian:bookworm",
-		Disk: base.Digest, DiskBytes: testDisk, OwnBytes: base.OwnBytes,
+	img, snapshots := h.Chain(n)
+	return pack.Manifest{
+		FormatVersion: pack.FormatVersion, PackedAt: time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC), Tool: "test",
+		Images: []store.Image{img}, Snapshots: snapshots,
 	}
-	m := pack.Manifest{
-		FormatVersion: pack.FormatVersion, PackedAt: time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC), Tool: "test", Images: []store.Image{img},
-	}
-	var mem layer.Digest
-	dsk := base.Digest
-	for i := range n {
-		pages := int64(1200)
-		if i > 0 {
-			pages = 100
-		}
-		mi := h.write(memoryPage, testMemory, mem, uint64(100+i), pages)
-		di := h.write(diskPage, testDisk, dsk, uint64(200+i), 2)
-		mem, dsk = mi.Digest, di.Digest
-		state := []byte("device state of " + string(rune('a'+i)))
-		s := store.Snapshot{
-			FormatVersion: store.FormatVersion, Tag: string(rune('a' + i)), CreatedAt: time.Unix(int64(1000+i), 0).UTC(),
-			Image: img.ID, ImageDisk: img.Disk, Memory: mem, Disk: dsk, Recipe: "tiny", RecipeText: "name: tiny\n",
-			Engine: engine.Format{Engine: "fake", Arch: "amd64", CPUs: 1, MemoryBytes: testMemory},
-		}.WithState(state)
-		if i > 0 {
-			p := m.Snapshots[i-1]
-			s.Parent, s.ParentID = p.Tag, p.ID()
-		}
-		h.states[s.State] = state
-		m.Snapshots = append(m.Snapshots, s)
-	}
-	return m
 }
 
 // collect makes a source of the first n snapshots.
 func (h *home) collect(m pack.Manifest, n int) *pack.Source {
-	h.t.Helper()
+	h.T.Helper()
 	m.Snapshots = m.Snapshots[:n]
-	src, err := pack.Collect(h.t.Context(), pack.Spec{
-		Dir: h.t.TempDir(), Layers: h.layers, Manifest: m,
-		State: func(s store.Snapshot) ([]byte, error) { return h.states[s.State], nil },
+	src, err := pack.Collect(h.T.Context(), pack.Spec{
+		Dir: h.T.TempDir(), Layers: h.Layers, Manifest: m,
+		State: func(s store.Snapshot) ([]byte, error) { return h.States[s.State], nil },
 	})
 	if err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
 	return src
 }
@@ -219,7 +149,7 @@ func (h *home) pull(ctx context.Context, ref, dir string, opts Options) (fetched
 	if err != nil {
 		return 0, err
 	}
-	sink, err := pack.NewSink(ctx, dir, h.layers, a.Pack)
+	sink, err := pack.NewSink(ctx, dir, h.Layers, a.Pack)
 	if err != nil {
 		return 0, err
 	}
@@ -233,11 +163,11 @@ func (h *home) pull(ctx context.Context, ref, dir string, opts Options) (fetched
 }
 
 func (h *home) check(m pack.Manifest) {
-	h.t.Helper()
+	h.T.Helper()
 	for _, s := range m.Snapshots {
-		rep, err := h.layers.Verify(h.t.Context(), []layer.Digest{s.Memory, s.Disk})
+		rep, err := h.Layers.Verify(h.T.Context(), []layer.Digest{s.Memory, s.Disk})
 		if err != nil || len(rep.Damages) > 0 {
-			h.t.Errorf("%s there: %+v, %v", s.Tag, rep, err)
+			h.T.Errorf("%s there: %+v, %v", s.Tag, rep, err)
 		}
 	}
 }
