@@ -47,11 +47,7 @@ type chaos struct {
 // and looks each time whether all that was promised is there, and nothing else.
 func TestChaos(t *testing.T) {
 	c := newChaos(t)
-	usual := 10
-	if testenv.Again() { // other kills than those ten, in jails
-		usual = 5
-	}
-	rounds := number(t, "FORKD_TEST_CHAOS", usual, 1000)
+	rounds := number(t, "FORKD_TEST_CHAOS", 10, 1000)
 	begin, before := c.counts(), c.files()
 	for round := range rounds {
 		c.round(round)

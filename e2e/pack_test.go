@@ -101,6 +101,7 @@ func levels(i int) string {
 
 // TestPackScrubs: secrets that are found do not travel, nor do the layers that hold them; what is packed still works.
 func TestPackScrubs(t *testing.T) {
+	testenv.OncePerRun(t)
 	here, there := copied(t), alone(t)
 	token := "ghp" + "_" + strings.Repeat("a1B2", 9)
 	id := here.one()

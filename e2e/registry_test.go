@@ -24,6 +24,7 @@ func (f *forkd) storeBytes() int64 {
 // TestServedRegistry: several snapshots of one recipe take little more than one; another home pulls them from the daemon itself,
 // with a token that opens nothing else, and their children are as warm.
 func TestServedRegistry(t *testing.T) {
+	testenv.OncePerRun(t)
 	links := 2
 	if testenv.Soak() {
 		links = 9

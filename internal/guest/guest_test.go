@@ -24,6 +24,7 @@ import (
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/guest/call"
 	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/testenv"
 )
 
 // port plays the virtio-serial port: the agent's end stays open while hosts come and go; the newest host counts.
@@ -316,6 +317,7 @@ func roundTrip(t *testing.T, c *guest.Conn, data []byte) []byte {
 }
 
 func TestALotOfData(t *testing.T) {
+	testenv.OncePerRun(t)
 	const size = 256 << 20
 	c := start(t).connect(t, 1)
 	s, err := c.Open(t.Context(), "test.Copy", nil)

@@ -152,6 +152,7 @@ const steering = "\x1b]0;owned\a\x1b[2J\u009b31m\x7f\u202eevil\r\x00"
 
 // TestLiarHandshake: whatever a guest says at the beginning of a connection, the host ends up with an error soon.
 func TestLiarHandshake(t *testing.T) {
+	testenv.OncePerRun(t)
 	flood := func(l *liar, b []byte) {
 		l.drain()
 		for {
@@ -556,6 +557,7 @@ func TestLiarCloses(t *testing.T) {
 
 // TestLiarMemory: a hundred callers of one guest that sends each of them all it can cost a bounded amount of memory.
 func TestLiarMemory(t *testing.T) {
+	testenv.OncePerRun(t)
 	const most = 256 << 20
 	full := part('m', bytes.Repeat([]byte{'x'}, wire.MaxPayload))
 	entries := list(`{"entries":[`, `{"name":"`+strings.Repeat("n", 10)+`"}`, 100<<10, "]}")

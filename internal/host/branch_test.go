@@ -21,6 +21,7 @@ import (
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
 	"forkd.dev/forkd/internal/store"
+	"forkd.dev/forkd/internal/testenv"
 )
 
 func removeSnapshot(t *testing.T, h *Host, tag string) error {
@@ -460,6 +461,7 @@ func TestBranchWaitsForALongDisk(t *testing.T) {
 
 // TestDiskStaysShort: neither branches that fail nor those of a paused sandbox make a machine's chain of disks ever longer.
 func TestDiskStaysShort(t *testing.T) {
+	testenv.OncePerRun(t)
 	e := newFakeEngine()
 	h := fakeHost(t, e, nil)
 	id := forkOneOf(t, h, fakeTag)
@@ -995,6 +997,7 @@ func TestUnfinishedIsFailedAfterRestart(t *testing.T) {
 // TestRandomInterleavings drives many clients at once against one host and compares what every snapshot and sandbox
 // holds with a model of it. Each operation may be refused by state; what succeeds must be true.
 func TestRandomInterleavings(t *testing.T) {
+	testenv.OncePerRun(t)
 	rounds := 3
 	if os.Getenv("FORKD_SOAK") != "" {
 		rounds = 60

@@ -48,6 +48,7 @@ func answer(t *testing.T, change func(*wire.Hello), then func(net.Conn)) func(ne
 
 // TestLiarIsNoChild: of a fork whose agent lies when it is to be awakened nothing is left.
 func TestLiarIsNoChild(t *testing.T) {
+	testenv.OncePerRun(t)
 	for name, lie := range map[string]func(net.Conn){
 		"closes":             func(net.Conn) {},
 		"garbage, then ends": func(c net.Conn) { _, _ = c.Write(make([]byte, 1<<20)) },

@@ -41,6 +41,7 @@ func becomes(t *testing.T, h *Host, id string, what events.Type) string {
 }
 
 func TestIdleActions(t *testing.T) {
+	testenv.OncePerRun(t)
 	h := fakeHost(t, newFakeEngine(), nil)
 	for action, event := range map[Action]events.Type{
 		"": events.SandboxSuspended, ActionPause: events.SandboxPaused, ActionKill: events.SandboxEnded,
