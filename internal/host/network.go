@@ -139,6 +139,11 @@ func (h *Host) networkCheck() Check {
 	case st.PID != 0:
 		detail := fmt.Sprintf("process %d has the networks of %d machines", st.PID, st.Links)
 		if layers, err := proc.Observed(st.PID); err == nil {
+			// The kernel does not show it, but the process is started with it wherever there is any.
+			if there, _ := proc.ConfinementAvailable(); there {
+				layers = append(layers, proc.LayerLandlock)
+				slices.Sort(layers)
+			}
 			detail += ", confined by " + strings.Join(layers, ", ")
 		}
 		return Check{"network", Pass, detail, ""}
