@@ -3,6 +3,7 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -59,22 +60,26 @@ func TestBuildFailures(t *testing.T) {
 		},
 		{"takes too long", parent + "warmup: {context: python, code: 'while True: pass', timeout: 3s}\n", []string{"within 3s"}},
 	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			r := f.try("build", recipeText(t, tt.text), "-t", "failing")
-			if r.code != 1 {
-				t.Errorf("exit code %d, want 1", r.code)
-			}
-			for _, want := range tt.want {
-				if !strings.Contains(r.stderr, want) {
-					t.Errorf("the error lacks %q:\n%s", want, r.stderr)
+	t.Run("each", func(t *testing.T) {
+		for i, tt := range tests {
+			t.Run(tt.name, func(t *testing.T) {
+				t.Parallel() // most of it is waiting
+				f, tag := &forkd{t, f.bin, f.home, f.env}, "failing-"+strconv.Itoa(i)
+				r := f.try("build", recipeText(t, tt.text), "-t", tag)
+				if r.code != 1 {
+					t.Errorf("exit code %d, want 1", r.code)
 				}
-			}
-			if r := f.try("snapshot-info", "failing"); r.code != 1 {
-				t.Errorf("a snapshot is left: %+v", r)
-			}
-		})
-	}
+				for _, want := range tt.want {
+					if !strings.Contains(r.stderr, want) {
+						t.Errorf("the error lacks %q:\n%s", want, r.stderr)
+					}
+				}
+				if r := f.try("snapshot-info", tag); r.code != 1 {
+					t.Errorf("a snapshot is left: %+v", r)
+				}
+			})
+		}
+	})
 	if left := leftovers(f.home); len(left) > 1+len(machinesOf(f.home)) {
 		t.Logf("running: %v", left)
 	}
