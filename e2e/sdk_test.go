@@ -360,21 +360,26 @@ func freePort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port //nolint:forcetypeassert // It is TCP's.
 }
 
-// TestMCP: the official client of the Model Context Protocol lists and calls every tool of forkd mcp, over standard input and
-// output and over HTTP.
+// TestMCP: the official clients of the Model Context Protocol list and call every tool of forkd mcp, over standard input and
+// output and over HTTP: Python's, and in the long run TypeScript's.
 func TestMCP(t *testing.T) {
 	testenv.Need(t, "root", "sdk-python")
 	python := filepath.Join(testenv.Root(t), ".tools", "sdk", "python", "bin", "python")
 	f := copied(t)
 	f.run("daemon", "start")
 	script := filepath.Join("testdata", "mcp_client.py")
+	var node string
 	home := []string{"FORKD_HOME=" + f.home, "FORKD_HOST=", "FORKD_TOKEN=", "FORKD_URL="}
 	if testenv.Soak() {
 		home = append(home, "ROOTFS="+rootfsFile(t))
+		node = nodeMCP(t)
 	}
 	t.Run("stdio", func(t *testing.T) {
 		if out := ranForeign(t, 2*time.Minute, home, python, script, parentTag, f.bin, "mcp"); out != "ok\n" {
 			t.Error(out)
+		}
+		if node != "" {
+			listed(t, ranForeign(t, 4*time.Minute, home, "node", node, parentTag, f.bin, "mcp"))
 		}
 	})
 	t.Run("http", func(t *testing.T) {
@@ -414,5 +419,41 @@ func TestMCP(t *testing.T) {
 		if out := ranForeign(t, 2*time.Minute, home, python, args...); out != "ok\n" {
 			t.Error(strings.ReplaceAll(out, token.Token, "TOKEN"))
 		}
+		if node != "" {
+			listed(t, ranForeign(t, 4*time.Minute, home, "node", node, parentTag, address, token.Token))
+		}
 	})
+}
+
+// nodeMCP installs the protocol's TypeScript SDK, as it is published, and returns the script that uses it.
+func nodeMCP(t *testing.T) (script string) {
+	t.Helper()
+	testenv.Need(t, "node", "npm")
+	dir := t.TempDir()
+	text, err := os.ReadFile(filepath.Join("testdata", "mcp_client.mjs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	script = filepath.Join(dir, "mcp_client.mjs") // beside the package, where node looks for it
+	if err := os.WriteFile(script, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), testenv.Timeout(2*time.Minute))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "npm", "install", "--prefix", dir, "--silent", "--no-audit", "--no-fund", "--no-save", "@modelcontextprotocol/sdk@1.32.2")
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		testenv.Missing(t, "npm", fmt.Sprintf("the TypeScript SDK of the Model Context Protocol cannot be installed: %.300s", out))
+	}
+	return script
+}
+
+// listed wants the last word of a client of the Model Context Protocol, which is how many tools it has called.
+func listed(t *testing.T, out string) {
+	t.Helper()
+	if !strings.HasPrefix(lastLine(out), "ok ") {
+		t.Error(out)
+		return
+	}
+	t.Logf("tools listed and called: %s", strings.TrimPrefix(lastLine(out), "ok "))
 }
