@@ -1,6 +1,6 @@
 // Drives `forkd mcp` with the official TypeScript client of the protocol, over standard input and output or over HTTP: it lists every
-// tool, calls every one and checks each answer against the schema that the server gave. Arguments: the tag of a snapshot with numpy;
-// then a URL and a token, or the program and its arguments. What the tools do in detail, mcp_client.py asks.
+// tool and calls every one. Arguments: the tag of a snapshot with numpy; then a URL and a token, or the program and its arguments.
+// What the tools do in detail, mcp_client.py asks.
 import assert from "node:assert/strict";
 import { Client } from "@modelcontextprotocol/sdk/client/index.js";
 import { StdioClientTransport } from "@modelcontextprotocol/sdk/client/stdio.js";
