@@ -167,8 +167,6 @@ func (h *Host) admitBuild(bytes int64) error {
 
 func mib(n int64) string { return fmt.Sprintf("%d MiB", n>>20) }
 
-// parallelism is two children a core: each waits now and then, for its VM process to start or for its agent to answer.
-// Measured with 60 children on two cores: 7.5 to 8.0 s with two at a time, 6.6 to 7.2 s with four, no less with eight.
 // parallelism is how many children are made at once. Nearly all that each waits for is a processor: more of them than
 // there are only take turns, and what one has in a processor's cache is gone when it is its turn again.
 func parallelism() int { return runtime.NumCPU() }
