@@ -5,13 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/layer"
+	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/pack"
 	"forkd.dev/forkd/internal/registry"
 )
@@ -276,7 +279,7 @@ func (h *Host) verifyRemote(ctx context.Context, from Remote, tell func(Transfer
 // have all that they hold. The caller closes it.
 func (h *Host) Shelf() *registry.Shelf {
 	return &registry.Shelf{
-		Idle: 10 * time.Minute, Most: 8,
+		Idle: 10 * time.Minute, Most: 8, Tags: h.shelved,
 		ID: func(tag string) (string, error) {
 			m, err := h.snapshot(tag)
 			if err != nil {
@@ -292,4 +295,11 @@ func (h *Host) Shelf() *registry.Shelf {
 			return &registry.Held{Source: p.Source, Close: p.Close}, nil
 		},
 	}
+}
+
+// shelved are the tags of what is on the shelf, in order: steps of builds are not.
+func (h *Host) shelved() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(h.snapshots)), lineage.IsStep)
 }

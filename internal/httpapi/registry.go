@@ -44,7 +44,7 @@ func registryDocuments() map[string]*document {
 			replies: ok(struct{}{}),
 		},
 		"GET /v2/snapshots/manifests/{ref}": {
-			id: "registryManifest", about: "What it names can be asked for while the manifest was asked for lately.",
+			id: "registryManifest", about: "The blobs that it names can be asked for while the manifest was asked for lately. A digest that this daemon has not answered with yet is looked for in all snapshots, which takes as long as to read them.",
 			replies: []response{{status: http.StatusOK, media: "application/vnd.oci.image.manifest.v1+json", about: "The manifest."}},
 		},
 		"GET /v2/snapshots/blobs/{digest}": {

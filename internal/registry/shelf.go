@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -25,12 +27,16 @@ type Shelf struct {
 	// Collect takes hold of a snapshot as it is now; the same snapshot gives the same manifest. ID says which it is.
 	Collect func(ctx context.Context, tag string) (*Held, error)
 	ID      func(tag string) (string, error)
+	// Tags are those of all snapshots.
+	Tags func() []string
 	// Idle is how long an artifact stays after it was asked for last; Most is how many stay.
 	Idle time.Duration
 	Most int
 
 	mu      sync.Mutex
 	entries map[string]*entry // by the id of the snapshot
+	digests map[string]string // of the manifests of snapshots that were described, by their id
+	looking chan struct{}     // holds one thing while somebody looks for a digest
 }
 
 // entry is an artifact on the shelf, or on its way there.
@@ -56,6 +62,8 @@ func (s *Shelf) Get(ctx context.Context, tag string) (a *Artifact, src Source, r
 		s.mu.Lock()
 		if e.held, e.art, e.err = held, a, err; err != nil {
 			delete(s.entries, id)
+		} else {
+			s.digests[id] = a.Digest
 		}
 		s.mu.Unlock()
 		close(e.ready)
@@ -86,11 +94,92 @@ func (s *Shelf) collect(ctx context.Context, tag string) (*Held, *Artifact, erro
 	return held, a, nil
 }
 
+// find is the tag of the snapshot whose manifest has a digest. Nothing but the content says which that is: what has not been
+// described since the shelf was made is, one after the other, and told from then on.
+func (s *Shelf) find(ctx context.Context, digest string) (tag string, err error) {
+	s.mu.Lock()
+	if s.looking == nil {
+		s.looking = make(chan struct{}, 1)
+	}
+	if s.digests == nil {
+		s.digests = map[string]string{}
+	}
+	looking := s.looking
+	s.mu.Unlock()
+	select {
+	case looking <- struct{}{}: // two would read the same
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+	defer func() { <-looking }()
+	var unknown []string
+	here := map[string]bool{}
+	for _, tag := range s.Tags() {
+		id, err := s.ID(tag)
+		if err != nil {
+			continue // it has just been removed
+		}
+		here[id] = true
+		switch s.digestOf(id) {
+		case digest:
+			return tag, nil
+		case "":
+			unknown = append(unknown, tag)
+		}
+	}
+	s.mu.Lock()
+	maps.DeleteFunc(s.digests, func(id, _ string) bool { return !here[id] })
+	s.mu.Unlock()
+	var errs []error
+	for _, tag := range unknown {
+		got, err := s.describe(ctx, tag)
+		if ctx.Err() != nil {
+			return "", context.Cause(ctx)
+		}
+		if err != nil { // it is being written, or damaged
+			errs = append(errs, err)
+		} else if got == digest {
+			return tag, nil
+		}
+	}
+	err = fmt.Errorf("manifest %.80q: %w", digest, ErrUnknown)
+	if len(errs) > 0 {
+		err = fmt.Errorf("%w; of %d snapshots it is not known what they are called, the first because: %w", err, len(errs), errs[0])
+	}
+	return "", err
+}
+
+func (s *Shelf) digestOf(id string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.digests[id]
+}
+
+// describe says what digest the manifest of a snapshot has. It is put on no shelf: what somebody pulls just now stays there.
+func (s *Shelf) describe(ctx context.Context, tag string) (digest string, err error) {
+	id, err := s.ID(tag)
+	if err != nil {
+		return "", err
+	}
+	held, a, err := s.collect(ctx, tag)
+	if err != nil {
+		return "", err
+	}
+	held.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.digests[id] = a.Digest
+	return a.Digest, nil
+}
+
 func (s *Shelf) enter(id string) (e *entry, ours bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.entries == nil {
 		s.entries = map[string]*entry{}
+	}
+	if s.digests == nil {
+		s.digests = map[string]string{}
 	}
 	s.trim()
 	e, ok := s.entries[id]
@@ -168,8 +257,7 @@ func (s *Shelf) byDigest(has func(*Artifact) bool) (*entry, bool) {
 // ErrUnknown is wrapped where the shelf has no such thing, or not any more.
 var ErrUnknown = errors.New("not on this registry's shelf")
 
-// ServeManifest answers with a manifest, by the tag of a snapshot or by the digest of what was asked for by its tag
-// before.
+// ServeManifest answers with a manifest, by the tag of a snapshot or by its digest.
 func (s *Shelf) ServeManifest(w http.ResponseWriter, r *http.Request, ref string) error {
 	var a *Artifact
 	e, ok := s.byDigest(func(a *Artifact) bool { return a.Digest == ref })
@@ -177,12 +265,21 @@ func (s *Shelf) ServeManifest(w http.ResponseWriter, r *http.Request, ref string
 		a = e.art
 		s.leave(e)
 	} else {
-		var release func()
+		tag := ref
 		var err error
-		if a, _, release, err = s.Get(r.Context(), ref); err != nil {
+		if strings.HasPrefix(ref, "sha256:") {
+			if tag, err = s.find(r.Context(), ref); err != nil {
+				return err
+			}
+		}
+		var release func()
+		if a, _, release, err = s.Get(r.Context(), tag); err != nil {
 			return err
 		}
 		release()
+		if tag != ref && a.Digest != ref {
+			return fmt.Errorf("manifest %.80q: %w: its snapshot was replaced meanwhile", ref, ErrUnknown)
+		}
 	}
 	w.Header().Set("Content-Type", typeManifest)
 	w.Header().Set("Docker-Content-Digest", a.Digest)
