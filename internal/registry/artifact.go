@@ -338,25 +338,33 @@ func parse(manifest, config []byte) (*Artifact, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: its index: %w", pack.ErrFormat, err)
 	}
+	a := &Artifact{Digest: Digest(manifest), manifest: manifest, config: config}
+	if err := a.read(m, text); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// read takes what the index says.
+func (a *Artifact) read(m ociManifest, text []byte) error {
 	var v struct {
 		FormatVersion int `json:"format_version"`
 	}
 	if err := json.Unmarshal(text, &v); err != nil {
-		return nil, fmt.Errorf("%w: its index cannot be read: %w", pack.ErrFormat, err)
+		return fmt.Errorf("%w: its index cannot be read: %w", pack.ErrFormat, err)
 	}
 	if v.FormatVersion != indexVersion {
-		return nil, fmt.Errorf("%w: its index has version %d, this forkd reads %d; use the forkd that pushed it", pack.ErrVersion, v.FormatVersion, indexVersion)
+		return fmt.Errorf("%w: its index has version %d, this forkd reads %d; use the forkd that pushed it", pack.ErrVersion, v.FormatVersion, indexVersion)
 	}
 	var x index
 	if err := json.Unmarshal(text, &x); err != nil {
-		return nil, fmt.Errorf("%w: its index cannot be read: %w", pack.ErrFormat, err)
+		return fmt.Errorf("%w: its index cannot be read: %w", pack.ErrFormat, err)
 	}
-	p, err := pack.Decode(x.Pack)
-	if err != nil {
-		return nil, err
+	var err error
+	if a.Pack, err = pack.Decode(x.Pack); err != nil {
+		return err
 	}
-	a := &Artifact{Digest: Digest(manifest), Pack: p, manifest: manifest, config: config}
-	return a, a.take(m, x)
+	return a.take(m, x)
 }
 
 // take checks that the index's blobs are those of the manifest, and have every member.

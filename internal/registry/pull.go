@@ -192,7 +192,7 @@ func (r *Repository) fetch(ctx context.Context, b blob, sink Sink, add func(int6
 }
 
 // nextRun is the first run of members of a blob of which about all are needed, and where it begins.
-func nextRun(b blob, sink Sink) (from int64, run []pack.Member) {
+func nextRun(b blob, sink interface{ Needs(x pack.Member) bool }) (from int64, run []pack.Member) {
 	at, gap := int64(0), int64(0)
 	last := 0
 	for _, x := range b.members {
