@@ -19,8 +19,8 @@ FUZZ_PACKAGES ?= ./client ./internal/access ./internal/audit ./internal/cgroup .
 FUZZTIME ?= 5s
 
 export CGO_ENABLED := 0
-# What scripts/sdk has fetched where the machine has no Node, or an old one.
-export PATH := $(CURDIR)/.tools/sdk/runtime/bin:$(PATH)
+# What scripts/sdk has fetched where the machine has no Node, or an old one, and what scripts/setup has for tests alone.
+export PATH := $(CURDIR)/.tools/sdk/runtime/bin:$(PATH):$(CURDIR)/.tools/bin
 
 .PHONY: help
 help: ## list the targets

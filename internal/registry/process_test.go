@@ -4,81 +4,131 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	ggcr "github.com/google/go-containerregistry/pkg/registry"
 
 	"forkd.dev/forkd/internal/pack"
 	"forkd.dev/forkd/internal/testenv"
 )
 
-// dockerRegistry is Debian's docker-registry as a process, which can be killed and started again.
-type dockerRegistry struct {
+// envServe has the test binary be a registry: address, then a directory for blobs.
+const envServe = "FORKD_TEST_SERVE_REGISTRY"
+
+func TestMain(m *testing.M) {
+	if address, dir, ok := strings.Cut(os.Getenv(envServe), " "); ok {
+		serveRegistry(address, dir)
+		return
+	}
+	testenv.Main(m.Run)
+}
+
+// serveRegistry is go-containerregistry's as a process. Blobs outlive it; manifests and uploads do not.
+func serveRegistry(address, dir string) {
+	handler := ggcr.New(ggcr.Logger(slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)), ggcr.WithBlobHandler(ggcr.NewDiskBlobHandler(dir)))
+	server := &http.Server{Addr: address, Handler: handler, ReadHeaderTimeout: time.Minute}
+	fmt.Fprintln(os.Stderr, server.ListenAndServe())
+}
+
+// process is a registry in a process of its own, which can be killed and started again.
+type process struct {
 	t       *testing.T
-	config  string
 	address string
+	command []string
+	env     string
 	cmd     *exec.Cmd
 }
 
-func newDockerRegistry(t *testing.T) *dockerRegistry {
+// freeAddress is one that nobody listens on.
+func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &dockerRegistry{t: t, config: filepath.Join(t.TempDir(), "config.yml"), address: l.Addr().String()}
-	text := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp: {addr: %s}\n", t.TempDir(), d.address)
-	if err := os.WriteFile(d.config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	d.start()
-	t.Cleanup(d.kill)
-	return d
+	return l.Addr().String()
 }
 
-func (d *dockerRegistry) start() {
-	d.t.Helper()
-	d.cmd = exec.CommandContext(context.WithoutCancel(d.t.Context()), "docker-registry", "serve", d.config)
-	if err := d.cmd.Start(); err != nil {
-		d.t.Fatal(err)
+// newDockerRegistry is Debian's.
+func newDockerRegistry(t *testing.T) *process {
+	t.Helper()
+	testenv.Need(t, "docker-registry")
+	config, address := filepath.Join(t.TempDir(), "config.yml"), freeAddress(t)
+	text := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp: {addr: %s}\n", t.TempDir(), address)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(time.Minute); ; {
-		conn, err := net.DialTimeout("tcp", d.address, time.Second)
+	return begin(&process{t: t, address: address, command: []string{"docker-registry", "serve", config}})
+}
+
+// newGoRegistry is go-containerregistry's: this binary, as TestMain has it.
+func newGoRegistry(t *testing.T) *process {
+	t.Helper()
+	address := freeAddress(t)
+	return begin(&process{t: t, address: address, command: []string{os.Args[0]}, env: envServe + "=" + address + " " + t.TempDir()})
+}
+
+func begin(p *process) *process {
+	p.t.Helper()
+	p.start()
+	p.t.Cleanup(p.kill)
+	return p
+}
+
+func (p *process) start() {
+	p.t.Helper()
+	p.cmd = exec.CommandContext(context.WithoutCancel(p.t.Context()), p.command[0], p.command[1:]...)
+	p.cmd.Env = append(os.Environ(), p.env)
+	if err := p.cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	for deadline := time.Now().Add(testenv.Timeout(time.Minute)); ; {
+		conn, err := net.DialTimeout("tcp", p.address, time.Second)
 		if err == nil {
 			_ = conn.Close()
 			return
 		}
 		if time.Now().After(deadline) {
-			d.t.Fatal(err)
+			p.t.Fatal(err)
 		}
 		select {
 		case <-time.After(20 * time.Millisecond):
-		case <-d.t.Context().Done():
+		case <-p.t.Context().Done():
 			return
 		}
 	}
 }
 
-func (d *dockerRegistry) kill() {
-	_ = d.cmd.Process.Kill()
-	_ = d.cmd.Wait()
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
 }
 
-func (d *dockerRegistry) ref(tag string) string { return d.address + "/team/warm:" + tag }
+func (p *process) ref(tag string) string { return p.address + "/team/warm:" + tag }
 
 // TestRegistryProcess: pushes and pulls that end at random points go on when they are begun again, also where the registry was
 // killed; and a branch moves its own layers.
 func TestRegistryProcess(t *testing.T) {
-	testenv.Need(t, "docker-registry")
-	here, d := newHome(t), newDockerRegistry(t)
+	for name, begin := range map[string]func(*testing.T) *process{"docker-registry": newDockerRegistry, "go-containerregistry": newGoRegistry} {
+		t.Run(name, func(t *testing.T) { testRegistryProcess(t, begin(t)) })
+	}
+}
+
+func testRegistryProcess(t *testing.T, d *process) {
+	here := newHome(t)
 	m := here.chain(3)
 	src := here.collect(m, 2)
 	total := src.Manifest().Bytes()
@@ -111,16 +161,22 @@ func TestRegistryProcess(t *testing.T) {
 	}
 	for i := range rounds {
 		there, dir := newHome(t), t.TempDir()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r.IntN(200))*time.Millisecond)
-		before, err := there.pull(ctx, d.ref("b"), dir, testOptions(false))
-		cancel()
-		if err == nil {
-			continue // it was faster
+		ctx, cancel := context.WithCancel(t.Context())
+		limit := r.Int64N(total)
+		before, err := there.pullTelling(ctx, d.ref("b"), dir, func(p Progress) {
+			if p.Done > limit {
+				cancel()
+			}
+		})
+		if err == nil && ctx.Err() != nil {
+			t.Errorf("round %d: it went on when it was to end", i)
 		}
+		cancel()
 		after, err := there.pull(t.Context(), d.ref("b"), dir, testOptions(false))
-		if err != nil || before+after > total {
+		if err != nil || before+after != total || before == 0 {
 			t.Errorf("round %d, resumed: %d and %d bytes of %d, %v", i, before, after, total, err)
 		}
+		there.check(*src.Manifest())
 	}
 	there := newHome(t)
 	if _, err := there.pull(t.Context(), d.ref("b"), t.TempDir(), testOptions(false)); err != nil {

@@ -140,6 +140,15 @@ func push(ctx context.Context, ref string, src Source, opts Options) (Pushed, er
 
 // pull brings a snapshot into h, all of it or nothing.
 func (h *home) pull(ctx context.Context, ref, dir string, opts Options) (fetched int64, err error) {
+	return h.pullWith(ctx, ref, dir, opts, nil)
+}
+
+// pullTelling tells how far it is.
+func (h *home) pullTelling(ctx context.Context, ref, dir string, tell func(Progress)) (fetched int64, err error) {
+	return h.pullWith(ctx, ref, dir, testOptions(false), tell)
+}
+
+func (h *home) pullWith(ctx context.Context, ref, dir string, opts Options, tell func(Progress)) (fetched int64, err error) {
 	r, err := Open(ctx, ref, opts)
 	if err != nil {
 		return 0, err
@@ -153,11 +162,11 @@ func (h *home) pull(ctx context.Context, ref, dir string, opts Options) (fetched
 	if err != nil {
 		return 0, err
 	}
-	if err := r.Download(ctx, a, sink, nil); err != nil {
+	if err := r.Download(ctx, a, sink, tell); err != nil {
 		return sink.Fetched(), err
 	}
 	if err := sink.Install(ctx); err != nil {
-		return 0, err
+		return sink.Fetched(), err
 	}
 	return sink.Fetched(), sink.Close()
 }

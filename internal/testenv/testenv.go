@@ -48,7 +48,7 @@ func probes() map[string]probe {
 	return map[string]probe{
 		"qemu":            qemuMissing,
 		"qemu-img":        program("qemu-img", "qemu-utils"),
-		"docker-registry": program("docker-registry", "docker-registry"),
+		"docker-registry": program("docker-registry", "docker-registry; make setup-test fetches it, and make has it in the path"),
 		"mke2fs":          program("mke2fs", "e2fsprogs"),
 		"e2fsck":          program("e2fsck", "e2fsprogs"),
 		"debugfs":         program("debugfs", "e2fsprogs"),
