@@ -70,6 +70,7 @@ type Origin struct {
 	Warm         []string       `json:"warm"`
 	BranchedFrom string         `json:"branched_from,omitempty"`
 	Mode         string         `json:"mode,omitempty"`
+	Ran          *Ran           `json:"ran,omitempty"` // in the sandbox, before it was branched; none: made before that was written down
 	Image        string         `json:"image"`
 	Kernel       string         `json:"kernel,omitempty"`
 	Agent        string         `json:"agent,omitempty"`
@@ -77,6 +78,13 @@ type Origin struct {
 	MemoryLayer  string         `json:"memory_layer"`
 	DiskLayer    string         `json:"disk_layer"`
 	State        string         `json:"state"` // digest of the device state
+}
+
+// Ran is what was run in a sandbox since it was forked. What interpreters were told is not there.
+type Ran struct {
+	Commands [][]string `json:"commands"`       // the first, in order; "…" ends what was cut
+	More     int        `json:"more,omitempty"` // others, which were not written down
+	Lost     bool       `json:"lost,omitempty"` // what was run before the daemon was started again may be missing
 }
 
 // ImageOrigin is an image that snapshots of a line stand on.

@@ -84,6 +84,9 @@ func TestPackTravels(t *testing.T) {
 	if len(from.Snapshots) != links+1 || from.Snapshots[0].RecipeDigest == "" || from.Snapshots[links].BranchedFrom == "" || len(from.Images) != 1 {
 		t.Errorf("provenance: %+v", from)
 	}
+	if ran := from.Snapshots[links].Ran; ran == nil || len(ran.Commands) != 1 || ran.Commands[0][2] != fmt.Sprintf("echo %d >> /root/levels", links-1) {
+		t.Errorf("before it was branched ran %+v", ran)
+	}
 	if r := there.try("unpack", line, "-t", parentTag); r.code == 0 || !strings.Contains(r.stderr, "-t TAG") {
 		t.Errorf("a tag that is taken: %+v", r)
 	}

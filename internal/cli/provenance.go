@@ -36,6 +36,38 @@ func printProvenance(w io.Writer, p *api.Provenance) error {
 	return nil
 }
 
+// ranRows are what was run in a sandbox before it was branched.
+func ranRows(r *api.Ran) (rows [][]string) {
+	if r == nil {
+		return [][]string{{"ran before", "that was not written down when it was branched"}}
+	}
+	for _, argv := range r.Commands {
+		words := make([]string, len(argv))
+		for i, arg := range argv {
+			words[i] = quoted(arg)
+		}
+		rows = append(rows, []string{"ran before", strings.Join(words, " ")})
+	}
+	if r.More > 0 {
+		rows = append(rows, []string{"ran before", fmt.Sprintf("… and %d more, which are not written down here", r.More)})
+	}
+	if r.Lost {
+		rows = append(rows, []string{"ran before", "maybe more: the daemon was started again meanwhile"})
+	}
+	return rows
+}
+
+// quoted is an argument as a shell takes it, where it would take it for something else.
+func quoted(arg string) string {
+	plain := func(r rune) bool {
+		return r > 0x7f || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_@%+=:,./-", r)
+	}
+	if arg != "" && !strings.ContainsFunc(arg, func(r rune) bool { return !plain(r) }) {
+		return arg
+	}
+	return "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
+}
+
 func printOrigin(w io.Writer, o *api.Origin) error {
 	rows := [][]string{{"id", o.ID}}
 	add := func(name, value string) {
@@ -55,7 +87,8 @@ func printOrigin(w io.Writer, o *api.Origin) error {
 	add("made by", tool)
 	add("of", o.Source)
 	if o.BranchedFrom != "" {
-		add("branched from", o.BranchedFrom+", mode "+o.Mode+"; what ran in it before is not known")
+		add("branched from", o.BranchedFrom+", mode "+o.Mode)
+		rows = append(rows, ranRows(o.Ran)...)
 	}
 	add("recipe", o.Recipe)
 	if o.RecipeDigest != "" {

@@ -196,6 +196,7 @@ func (h *Host) rebuild(a *adoption, hot *hotImage) *sandbox {
 	s := rec.sandbox(rec.ID)
 	s.format, s.machine, s.dir, s.hot, s.mapped = rec.Format, a.machine, a.left.dir, hot, rec.Mapped
 	s.disks, s.nextDisk = a.disks, nextDisk(a.left.dir)
+	s.ran.Lost = true // commands are not written down one by one
 	h.adoptGroup(s, rec.Ref.PID)
 	if a.lost {
 		s.lost = 1

@@ -59,6 +59,7 @@ type branch struct {
 	reason string // of the mode
 
 	passing bool // as the spec has it
+	ran     *store.Ran
 
 	from    *origin        // what the lowest of the source's own disk files stands on
 	parent  *origin        // what the snapshot will stand on
@@ -187,6 +188,7 @@ func (b *branch) take(ctx context.Context, spec BranchSpec) error {
 	if err := b.snap(ctx, false); err != nil {
 		return errors.Join(err, b.abandon())
 	}
+	b.ran = b.s.commandsRun()
 	b.w.m.Talked = b.h.hasTalked(ctx, b.s) // Asked after the instant: what it says holds for that, too.
 	b.h.pins.hand(b.s.id, snapshotKey(&b.w.m))
 	if err := b.keepDisks(); err != nil {

@@ -116,7 +116,7 @@ func (b *branch) write(ctx context.Context, c *engine.Captured, copied time.Time
 	m.Tool = b.h.cfg.Version
 	m.Branch = &store.Branch{
 		From: b.s.id, Passing: b.passing, Mode: string(b.mode), ModeReason: b.reason, PauseMS: millis(b.capture.Pause), FrozenMS: millis(b.frozen),
-		SetupMS: millis(b.capture.Setup), CopyMS: millis(c.Copied), WriteMS: millis(time.Since(copied)),
+		SetupMS: millis(b.capture.Setup), CopyMS: millis(c.Copied), WriteMS: millis(time.Since(copied)), Ran: b.ran,
 	}
 	if b.describe != nil {
 		b.describe(&m)
@@ -199,7 +199,7 @@ func (h *Host) enterWriting(b *branch) error {
 	}
 	b.w.m.Branch = &store.Branch{
 		From: b.s.id, Passing: b.passing, Mode: string(b.mode), ModeReason: b.reason, PauseMS: millis(b.capture.Pause), FrozenMS: millis(b.frozen),
-		SetupMS: millis(b.capture.Setup),
+		SetupMS: millis(b.capture.Setup), Ran: b.ran,
 	}
 	if err := h.store.BeginSnapshot(b.w.m); err != nil {
 		return err

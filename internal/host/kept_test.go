@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/guest/wire"
+	"forkd.dev/forkd/internal/store"
 )
 
 // FuzzSuspended: what a suspended sandbox was, once it was damaged, is refused, or is a sandbox that is written down as it
@@ -14,6 +15,7 @@ func FuzzSuspended(f *testing.F) {
 	text, err := json.Marshal(keptSandbox{
 		Tag: "t", Index: 1, Count: 2, Hostname: "h", Labels: map[string]string{"a": "b"}, Created: time.Unix(1, 0).UTC(),
 		Report: &wire.AwakenReport{Renewed: []string{"kernel_entropy"}}, Limits: Limits{CPUs: 0.5}, Life: Life{Idle: time.Minute},
+		Ran: store.Ran{Commands: [][]string{{"sh", "-c", "true"}}, More: 1, Lost: true},
 	})
 	if err != nil {
 		f.Fatal(err)

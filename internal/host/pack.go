@@ -264,7 +264,7 @@ func (h *Host) Provenance(tag string) (Provenance, error) {
 	return Provenance{Links: origins(line), Images: images}, nil
 }
 
-// commandsOf are what a recipe or a Dockerfile runs, in order. What was run in a sandbox before it was branched is not known.
+// commandsOf are what a recipe or a Dockerfile runs, in order.
 func commandsOf(text string) []string {
 	if r, err := image.ParseRecipe("recipe", []byte(text)); err == nil {
 		return r.Run

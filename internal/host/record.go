@@ -50,6 +50,8 @@ type keptSandbox struct {
 	NetSpent network.Totals `json:"net_spent,omitzero"`
 
 	Spent proc.Consumption `json:"spent"` // of machines it had before
+
+	Ran store.Ran `json:"ran,omitzero"` // in it, when this was written
 }
 
 // kept describes a sandbox. The caller holds its lock.
@@ -58,7 +60,7 @@ func (s *sandbox) kept() keptSandbox {
 		Tag: s.tag, Index: s.index, Count: s.count, Hostname: s.hostname, Labels: s.labels, Env: s.env, Created: s.created, Expires: s.expires,
 		Report: s.report, Ready: s.ready, Branches: s.branches, Public: s.public, Workspace: s.workspace,
 		Limits: s.limits, Life: s.life, Egress: s.egress.Clone(), Talked: s.talked, NetSpent: s.netSpent,
-		Spent: s.spent,
+		Spent: s.spent, Ran: s.ran,
 	}
 }
 
@@ -68,7 +70,7 @@ func (k *keptSandbox) sandbox(id string) *sandbox {
 		id: id, tag: k.Tag, index: k.Index, count: k.Count, hostname: k.Hostname, labels: k.Labels, env: k.Env, created: k.Created,
 		expires: k.Expires, report: k.Report, ready: k.Ready, branches: k.Branches, public: k.Public, workspace: k.Workspace,
 		limits: k.Limits, life: k.Life, egress: k.Egress, talked: k.Talked, netSpent: k.NetSpent,
-		spent: k.Spent,
+		spent: k.Spent, ran: k.Ran,
 	}
 }
 

@@ -78,6 +78,7 @@ type sandbox struct {
 	seen       proc.Consumption // of this one, when it was looked at last
 	talked     bool             // it may have connections that leave its machine, whatever its network has seen
 	lost       int              // how often the other ends of its connections went, since its guest was last told
+	ran        store.Ran        // what was run in it
 	netSpent   network.Totals   // of networks it had before
 	net        network.Totals   // of this one, when it was looked at last
 }

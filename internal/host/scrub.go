@@ -117,6 +117,7 @@ func (h *Host) scan(ctx context.Context, m store.Snapshot) (found []finding, lim
 	if what := tokens.Find([]byte(m.RecipeText)); what != "" {
 		found = append(found, finding{Secret: pack.Secret{Snapshot: m.Tag, Path: "recipe", What: what, Bytes: int64(len(m.RecipeText))}})
 	}
+	found = append(found, inCommands(m, tokens)...)
 	err = h.child(ctx, m, func(_ *sandbox, conn *guest.Conn) error {
 		s := &scanner{conn: conn, tokens: tokens, tag: m.Tag}
 		if err := s.run(ctx, m); err != nil {
@@ -126,6 +127,20 @@ func (h *Host) scan(ctx context.Context, m store.Snapshot) (found []finding, lim
 		return nil
 	})
 	return found, limits, err
+}
+
+// inCommands finds tokens in what was run in the sandbox that became m.
+func inCommands(m store.Snapshot, tokens *pack.Tokens) (found []finding) {
+	if m.Branch == nil || m.Branch.Ran == nil {
+		return nil
+	}
+	for i, argv := range m.Branch.Ran.Commands {
+		text := strings.Join(argv, " ")
+		if what := tokens.Find([]byte(text)); what != "" {
+			found = append(found, finding{Secret: pack.Secret{Snapshot: m.Tag, Path: fmt.Sprintf("command %d", i+1), What: what, Bytes: int64(len(text))}})
+		}
+	}
+	return found
 }
 
 func configEnv(m store.Snapshot) map[string]string {
@@ -372,7 +387,8 @@ func (h *Host) flat(ctx context.Context, m, step store.Snapshot, img store.Image
 	c := withLayers(m, mem, top)
 	c.CreatedAt, c.Source, c.Parent, c.ParentID, c.Formerly = time.Now().UTC().Round(time.Millisecond), "scrubbed of "+m.ID(), "", "", nil
 	c.Image, c.ImageDisk, c.Tool, c.Engine, c.Talked = img.ID, dsk.Digest, h.cfg.Version, step.Engine, step.Talked
-	c.RecipeText, c.Config = string(pack.NewTokens().Redact([]byte(m.RecipeText))), redactConfig(m.Config)
+	tokens := pack.NewTokens()
+	c.RecipeText, c.Config, c.Branch = string(tokens.Redact([]byte(m.RecipeText))), redactConfig(m.Config), redactRan(m.Branch, tokens)
 	c = c.WithState(state)
 	if lineage.IsStep(c.Tag) {
 		return nil, invalid("%s is a step of a build", c.Tag)

@@ -157,6 +157,10 @@ func provenance(p host.Provenance) api.Provenance {
 		}
 		if l.Branch != nil {
 			o.BranchedFrom, o.Mode = l.Branch.From, l.Branch.Mode
+			if r := l.Branch.Ran; r != nil {
+				o.Ran = &api.Ran{Commands: [][]string{}, More: r.More, Lost: r.Lost}
+				o.Ran.Commands = append(o.Ran.Commands, r.Commands...)
+			}
 		}
 		out.Snapshots = append(out.Snapshots, o)
 	}

@@ -84,11 +84,20 @@ func (s *Server) noteCall(r *http.Request, method string, body []byte) error {
 
 func (s *Server) noteCommand(r *http.Request, call string, argv []string) error {
 	t := trailOf(r)
+	shown, cut := t.argv.Of(argv)
 	t.mu.Lock()
 	t.entry.Call = call
-	t.entry.Argv, t.entry.ArgvCut = t.argv.Of(argv)
+	t.entry.Argv, t.entry.ArgvCut = shown, cut
 	t.mu.Unlock()
-	return s.announce(r, t)
+	if err := s.announce(r, t); err != nil || len(argv) == 0 || s.Host == nil {
+		return err
+	}
+	id := r.PathValue("id")
+	if f := foreignOf(r); f != nil && id == "" {
+		id = f.Sandbox(r)
+	}
+	s.Host.NoteCommand(id, shown, cut)
+	return nil
 }
 
 // leave begins the trail of a request.
