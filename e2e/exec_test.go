@@ -301,3 +301,13 @@ func TestExecJSON(t *testing.T) {
 		t.Errorf("got %+v, want %+v", res, want)
 	}
 }
+
+// TestPriority: the agent's monitor thread steps back, and what is started is of the usual priority.
+func TestPriority(t *testing.T) {
+	testenv.OncePerRun(t)
+	f := shared(t)
+	got := strings.Fields(f.run("exec", f.one(), "--", "sh", "-c", "cut -d' ' -f19 /proc/self/stat /proc/1/task/*/stat | sort | uniq -c"))
+	if len(got) != 4 || got[1] != "0" || got[2] != "1" || got[3] != "10" {
+		t.Errorf("so many have which priority: %v; want all but one 0, and one 10", got)
+	}
+}
