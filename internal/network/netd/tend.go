@@ -323,13 +323,19 @@ func existing(paths []string) []string {
 	})
 }
 
-// self is this program and the name it was started by. Who may not get to its file is let run it by a link of the kernel's.
+// self is this program and the name it was started by. Who may not get to its file is let run it by a link of the kernel's, and so is
+// everybody once another version is in its place: that one speaks to its own daemon only.
 func self() (path, name string) {
 	path, err := os.Executable()
 	if err != nil {
 		return "/proc/self/exe", "forkd"
 	}
 	name = path
+	runs, err1 := os.Stat("/proc/self/exe")
+	there, err2 := os.Stat(path)
+	if err1 != nil || err2 != nil || !os.SameFile(runs, there) {
+		return "/proc/self/exe", name
+	}
 	for dir := path; ; dir = filepath.Dir(dir) {
 		info, err := os.Stat(dir)
 		if err != nil || info.Mode()&0o001 == 0 {
