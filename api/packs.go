@@ -28,6 +28,14 @@ type Secret struct {
 	Path     string `json:"path"`
 	What     string `json:"what"`
 	Bytes    int64  `json:"bytes"`
+	// Left is where what it held still is, as far as that was looked for.
+	Left SecretLeft `json:"left,omitzero"`
+}
+
+// SecretLeft is at how many places what was removed still is in what was packed.
+type SecretLeft struct {
+	Memory int `json:"memory,omitempty"` // of programs that have read it, or memory that nobody has used since
+	Disk   int `json:"disk,omitempty"`   // other files, or blocks of removed ones
 }
 
 // Verified says what was read of a snapshot, and what is damaged.

@@ -107,22 +107,31 @@ func TestPackScrubs(t *testing.T) {
 	testenv.OncePerRun(t)
 	here, there := copied(t), alone(t)
 	token := "ghp" + "_" + strings.Repeat("a1B2", 9)
+	key := strings.Repeat("made-up-key.", 5)
 	id := here.one()
+	here.eval(id, "kept = '"+token+"'; 0")
 	here.run("exec", id, "--", "sh", "-c", "umask 077; echo 'curl -H secret' > /root/.bash_history; mkdir /root/.ssh; "+
-		"echo key > /root/.ssh/id_rsa; echo pub > /root/.ssh/id_rsa.pub; printf 'A=1\\nTOKEN="+token+"\\n' > /root/settings.env; sync")
+		"echo "+key+" > /root/.ssh/id_rsa; echo pub > /root/.ssh/id_rsa.pub; printf 'A=1\\nTOKEN="+token+"\\n' > /root/settings.env; sync")
 	here.branch(id, "-t", "dirty", "--mode", diff)
 	// Removed from the head, but its layers have them.
 	here.run("exec", id, "--", "sh", "-c", "rm /root/.ssh/id_rsa")
 	here.branch(id, "-t", "head", "--mode", diff)
 	file := filepath.Join(t.TempDir(), "head.forkd")
 	out := here.run("pack", "head", "-o", file)
-	for _, want := range []string{"dirty: /root/.ssh/id_rsa (private key", "head: /root/.bash_history (shell history", "head: /root/settings.env (GitHub token"} {
+	for _, want := range []string{"dirty: /root/.ssh/id_rsa (private key", "head: /root/.bash_history (shell history", "head: /root/settings.env (GitHub token", "head: command 1 (GitHub token",
+		"blocks may still be on the disk"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the report lacks %q:\n%s", want, out)
 		}
 	}
-	if strings.Contains(out, "shred") {
-		t.Errorf("files were not overwritten:\n%s", out)
+	if strings.Contains(out, "shred") || strings.Contains(out, "was not overwritten") {
+		t.Errorf("files or free memory were not overwritten:\n%s", out)
+	}
+	// The interpreter has the token, and the blocks of the key that was only removed have that.
+	for file, where := range map[string]string{"head: /root/settings.env": "STILL in memory (", "dirty: /root/.ssh/id_rsa": "on the disk ("} {
+		if i := strings.Index(out, file); i < 0 || !strings.Contains(strings.SplitN(out[i:], "\n", 2)[0], where) {
+			t.Errorf("of %s the report does not say %q:\n%s", file, where, out)
+		}
 	}
 	var got api.Unpacked
 	there.json(&got, "unpack", file)
@@ -137,6 +146,9 @@ func TestPackScrubs(t *testing.T) {
 	}
 	if out := there.eval(child, "int(numpy.arange(5).sum())"); out != "10" {
 		t.Errorf("it says %q", out)
+	}
+	if out := there.run("snapshot-info", "head", "--provenance"); strings.Contains(out, token) || !strings.Contains(out, "TOKEN=****") {
+		t.Errorf("provenance has the token, or not the command:\n%s", out)
 	}
 	var list []api.Sandbox
 	here.json(&list, "ls")

@@ -35,8 +35,9 @@ func (a *App) pack() *cobra.Command {
 			"Another host makes snapshots of it with forkd unpack.\n\n" +
 			"Secrets are looked for first: a child of each snapshot is asked for shell histories, private keys, the credential files\n" +
 			"of known programs, and tokens in the files of its users. If there are any, a child is forked, they are overwritten and\n" +
-			"removed in it, and what it is then is packed, without the snapshots below, whose disks hold them. Memory is not searched;\n" +
-			"see docs/packs.md for what that means. With --no-scrub the snapshot is packed as it is.",
+			"removed in it, and what it is then is packed, without the snapshots below, whose disks hold them. It is told where else in\n" +
+			"memory and on the disk they are: programs that have read a secret still have it. With --no-scrub the snapshot is packed as\n" +
+			"it is.",
 		Example:           "  forkd pack python-numpy -o py.forkd\n  forkd pack python-numpy -o - | ssh host forkd unpack -",
 		ValidArgsFunction: a.completeTags(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -173,12 +174,27 @@ func scrubRows(s *pack.Scrub) [][]string {
 	}
 	var rows [][]string
 	for _, f := range s.Found {
-		rows = append(rows, []string{"removed", fmt.Sprintf("%s: %s (%s, %s)", f.Snapshot, oneLine(f.Path), f.What, size(f.Bytes))})
+		rows = append(rows, []string{"removed", fmt.Sprintf("%s: %s (%s, %s)%s", f.Snapshot, oneLine(f.Path), f.What, size(f.Bytes), left(f.Left.Memory, f.Left.Disk))})
 	}
 	for _, l := range s.Limits {
 		rows = append(rows, []string{"but", l})
 	}
 	return rows
+}
+
+// left says where else what was removed still is.
+func left(memory, disk int) string {
+	var where []string
+	if memory > 0 {
+		where = append(where, fmt.Sprintf("in memory (%d times)", memory))
+	}
+	if disk > 0 {
+		where = append(where, fmt.Sprintf("on the disk (%d times)", disk))
+	}
+	if len(where) == 0 {
+		return ""
+	}
+	return "; what it held is STILL " + strings.Join(where, " and ")
 }
 
 func (a *App) unpack() *cobra.Command {

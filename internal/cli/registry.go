@@ -60,7 +60,7 @@ func printPushed(w io.Writer, tag string, got *api.Pushed) error {
 	}
 	if s := got.Scrub; s != nil {
 		for _, f := range s.Found {
-			rows = append(rows, []string{"removed", fmt.Sprintf("%s: %s (%s, %s)", f.Snapshot, oneLine(f.Path), f.What, size(f.Bytes))})
+			rows = append(rows, []string{"removed", fmt.Sprintf("%s: %s (%s, %s)%s", f.Snapshot, oneLine(f.Path), f.What, size(f.Bytes), left(f.Left.Memory, f.Left.Disk))})
 		}
 		switch {
 		case s.Skipped != "":

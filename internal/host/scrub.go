@@ -37,7 +37,8 @@ type finding struct {
 	pack.Secret
 	owner string
 	mode  uint32
-	clean []byte // what is to be there instead; nil: nothing
+	clean []byte   // what is to be there instead; nil: nothing
+	held  [][]byte // of what it held, to be searched for
 }
 
 const (
@@ -60,6 +61,7 @@ func (h *Host) scrub(ctx context.Context, m store.Snapshot) (rep *pack.Scrub, cl
 	defer forget()
 	rep = &pack.Scrub{}
 	var last []finding // of m
+	var held [][][]byte
 	for _, s := range line {
 		found, limits, err := h.scan(ctx, s)
 		if err != nil {
@@ -68,7 +70,7 @@ func (h *Host) scrub(ctx context.Context, m store.Snapshot) (rep *pack.Scrub, cl
 		rep.Looked = append(rep.Looked, s.Tag)
 		rep.Limits = append(rep.Limits, limits...)
 		for _, f := range found {
-			rep.Found = append(rep.Found, f.Secret)
+			rep.Found, held = append(rep.Found, f.Secret), append(held, f.held)
 		}
 		last = found
 	}
@@ -77,6 +79,9 @@ func (h *Host) scrub(ctx context.Context, m store.Snapshot) (rep *pack.Scrub, cl
 	}
 	rep.Flat = true
 	clean, release, err = h.cleaned(ctx, m, last, rep)
+	if err == nil {
+		err = h.searchLeft(ctx, clean, held, rep)
+	}
 	return rep, clean, release, err
 }
 
@@ -111,11 +116,11 @@ func (h *Host) scan(ctx context.Context, m store.Snapshot) (found []finding, lim
 	tokens := pack.NewTokens()
 	for name, value := range configEnv(m) {
 		if what := tokens.Find([]byte(name + "=" + value)); what != "" {
-			found = append(found, finding{Secret: pack.Secret{Snapshot: m.Tag, Path: "environment variable " + name, What: what, Bytes: int64(len(value))}})
+			found = append(found, finding{Secret: pack.Secret{Snapshot: m.Tag, Path: "environment variable " + name, What: what, Bytes: int64(len(value))}, held: tokens.All([]byte(name + "=" + value))})
 		}
 	}
 	if what := tokens.Find([]byte(m.RecipeText)); what != "" {
-		found = append(found, finding{Secret: pack.Secret{Snapshot: m.Tag, Path: "recipe", What: what, Bytes: int64(len(m.RecipeText))}})
+		found = append(found, finding{Secret: pack.Secret{Snapshot: m.Tag, Path: "recipe", What: what, Bytes: int64(len(m.RecipeText))}, held: tokens.All([]byte(m.RecipeText))})
 	}
 	found = append(found, inCommands(m, tokens)...)
 	err = h.child(ctx, m, func(_ *sandbox, conn *guest.Conn) error {
@@ -137,7 +142,7 @@ func inCommands(m store.Snapshot, tokens *pack.Tokens) (found []finding) {
 	for i, argv := range m.Branch.Ran.Commands {
 		text := strings.Join(argv, " ")
 		if what := tokens.Find([]byte(text)); what != "" {
-			found = append(found, finding{Secret: pack.Secret{Snapshot: m.Tag, Path: fmt.Sprintf("command %d", i+1), What: what, Bytes: int64(len(text))}})
+			found = append(found, finding{Secret: pack.Secret{Snapshot: m.Tag, Path: fmt.Sprintf("command %d", i+1), What: what, Bytes: int64(len(text))}, held: tokens.All([]byte(text))})
 		}
 	}
 	return found
@@ -234,6 +239,13 @@ func (s *scanner) file(ctx context.Context, e wire.EntryInfo) error {
 		if f.What == "" {
 			f.What = "secret"
 		}
+		if e.Size <= 64<<10 {
+			text, err := call.Fetch(ctx, s.conn, wire.MethodFileRead, wire.ReadRequest{Path: e.Path, User: "root"}, 128<<10)
+			if _, refused := errors.AsType[*wire.Error](err); err != nil && !refused {
+				return err
+			}
+			f.held = append(s.tokens.All(text), pack.Lines(text)...)
+		}
 		s.found = append(s.found, f)
 		return nil
 	}
@@ -252,7 +264,7 @@ func (s *scanner) file(ctx context.Context, e wire.EntryInfo) error {
 		return err
 	}
 	if f.What = s.tokens.Find(text); f.What != "" {
-		f.clean = s.tokens.Redact(text)
+		f.clean, f.held = s.tokens.Redact(text), s.tokens.All(text)
 		s.found = append(s.found, f)
 	}
 	return nil
@@ -269,6 +281,9 @@ func (h *Host) cleaned(ctx context.Context, m store.Snapshot, found []finding, r
 	var step store.Snapshot
 	err = h.child(ctx, m, func(s *sandbox, conn *guest.Conn) error {
 		if err := erase(ctx, conn, found, rep); err != nil {
+			return err
+		}
+		if err := zeroFree(ctx, conn, rep); err != nil {
 			return err
 		}
 		step, err = h.captureClean(ctx, s, conn, m)
@@ -299,8 +314,7 @@ func (h *Host) cleaned(ctx context.Context, m store.Snapshot, found []finding, r
 		release()
 		return nil, func() {}, err
 	}
-	rep.Limits = append(rep.Limits, "memory was not searched: what programs had read of these files before may still be in it",
-		"what was deleted before is not looked for: its blocks may still be on the disk")
+	rep.Limits = append(rep.Limits, "nobody has looked for the content of files that were removed before: their blocks may still be on the disk")
 	return p, release, nil
 }
 
@@ -343,6 +357,58 @@ func erase(ctx context.Context, conn *guest.Conn, found []finding, rep *pack.Scr
 		if err := call.Upload(ctx, conn, wire.MethodFileWrite, req, strings.NewReader(string(f.clean)), nil); err != nil {
 			return fmt.Errorf("write %.200s without its tokens: %w", f.Path, err)
 		}
+	}
+	return nil
+}
+
+// zeroFree has the guest overwrite its free memory: what was removed had been read, and written anew.
+func zeroFree(ctx context.Context, conn *guest.Conn, rep *pack.Scrub) error {
+	// What dd reads into is zero, and free again when it ends. At most 1 GiB each, since not every kernel reads more at once.
+	const script = `n=$(($(sed -n 's/^MemFree: *\([0-9]*\) kB/\1/p' /proc/meminfo) / 1024 - 24))
+while [ "$n" -gt 0 ]; do
+	if [ "$n" -gt 1024 ]; then m=1024; else m=$n; fi
+	dd if=/dev/zero of=/dev/null bs="${m}M" count=1 2>/dev/null || exit 1 &
+	pids="$pids $!" n=$((n - m))
+done
+for p in $pids; do wait "$p" || exit 1; done`
+	out := &tail{}
+	end, err := call.Run(ctx, conn, wire.StartRequest{
+		Process: wire.ProcessConfig{Cmd: "sh", Args: []string{"-c", script}}, TimeoutMS: scrubTimeout.Milliseconds(), User: "root",
+	}, nil, call.Output{Stdout: out, Stderr: out}, nil)
+	if _, refused := errors.AsType[*wire.Error](err); err != nil && !refused {
+		return err
+	}
+	if err != nil || end.Code() != 0 {
+		rep.Limits = append(rep.Limits, "free memory was not overwritten: sh, sed or dd of the image could not do it")
+	}
+	return nil
+}
+
+// searchLeft looks for what was removed in the memory and on the disk of what will be packed, and says in the report where it
+// is still.
+func (h *Host) searchLeft(ctx context.Context, clean *packable, held [][][]byte, rep *pack.Scrub) error {
+	texts := slices.Concat(held...)
+	memory, disk := pack.NewSearch(texts), pack.NewSearch(texts)
+	if err := h.layers.Apply(ctx, clean.snapshot.Memory, memory); err != nil {
+		return fmt.Errorf("search memory: %w", err)
+	}
+	if err := h.layers.Apply(ctx, clean.snapshot.ImageDisk, disk); err != nil {
+		return fmt.Errorf("search the disk: %w", err)
+	}
+	if len(texts) > pack.MostSought {
+		rep.Limits = append(rep.Limits, fmt.Sprintf("memory and disk were searched for %d of the %d texts that were in what was removed", pack.MostSought, len(texts)))
+	}
+	n, left := 0, false
+	for i := range rep.Found {
+		l := &rep.Found[i].Left
+		for range held[i] {
+			l.Memory, l.Disk, n = l.Memory+memory.Left(n), l.Disk+disk.Left(n), n+1
+		}
+		left = left || l.Memory+l.Disk > 0
+	}
+	if left {
+		rep.Limits = append(rep.Limits, "what is left in memory is there for whoever forks this: programs have read it. Take it from them, make it worthless, or "+
+			"give it to children alone, when they are forked")
 	}
 	return nil
 }

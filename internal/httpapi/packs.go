@@ -116,7 +116,9 @@ func scrubReport(s *pack.Scrub) *api.Scrub {
 	}
 	out := &api.Scrub{Looked: notNil(s.Looked), Found: []api.Secret{}, Limits: s.Limits, Flat: s.Flat, Skipped: s.Skipped}
 	for _, f := range s.Found {
-		out.Found = append(out.Found, api.Secret(f))
+		out.Found = append(out.Found, api.Secret{
+			Left: api.SecretLeft(f.Left), Snapshot: f.Snapshot, Path: f.Path, What: f.What, Bytes: f.Bytes,
+		})
 	}
 	return out
 }

@@ -104,6 +104,14 @@ type Secret struct {
 	Path     string `json:"path"`
 	What     string `json:"what"` // "shell history", "private key", "token"
 	Bytes    int64  `json:"bytes"`
+	// Left is at how many places what it held still is in what was packed, as far as that was looked for.
+	Left Left `json:"left,omitzero"`
+}
+
+// Left counts places.
+type Left struct {
+	Memory int `json:"memory,omitempty"` // of programs that have read it, or memory that nobody has used since
+	Disk   int `json:"disk,omitempty"`   // other files, or blocks of removed ones
 }
 
 // Head is the snapshot that was packed.

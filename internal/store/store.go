@@ -86,11 +86,11 @@ type Branch struct {
 	Passing    bool    `json:"passing,omitempty"` // made for its children alone, and goes with the last of them
 	Mode       string  `json:"mode"`              // "live", "diff" or "full"
 	ModeReason string  `json:"mode_reason"`
-	PauseMS    float64 `json:"pause_ms"`      // the machine stood still
-	FrozenMS   float64 `json:"frozen_ms"`     // its processes did
-	SetupMS    float64 `json:"setup_ms"`      // prepared before, the machine running
-	CopyMS     float64 `json:"copy_ms"`       // memory copied after it, the machine running
-	WriteMS    float64 `json:"write_ms"`      // compared, compressed and made durable after that
+	PauseMS    float64 `json:"pause_ms"`  // the machine stood still
+	FrozenMS   float64 `json:"frozen_ms"` // its processes did
+	SetupMS    float64 `json:"setup_ms"`  // prepared before, the machine running
+	CopyMS     float64 `json:"copy_ms"`   // memory copied after it, the machine running
+	WriteMS    float64 `json:"write_ms"`  // compared, compressed and made durable after that
 
 	Ran *Ran `json:"ran,omitempty"` // nil: made before that was written down
 }
