@@ -220,7 +220,7 @@ func (a *App) unpack() *cobra.Command {
 func (a *App) doUnpack(ctx context.Context, c *client.Client, file, tag string, rewarm bool) error {
 	r, done, err := a.openPack(file)
 	if err != nil {
-		return err
+		return fmt.Errorf("unpack %s: %w", file, err)
 	}
 	defer done()
 	var begin bytes.Buffer // up to the end of the manifest, to be sent with the rest
@@ -249,8 +249,8 @@ func (a *App) rewarm(ctx context.Context, c *client.Client, p *pack.Manifest, ta
 	if m.Branch != nil || m.RecipeText == "" {
 		return fmt.Errorf("%w; it cannot be built either: it is a branch of a sandbox, or has no recipe", why)
 	}
-	if _, err := image.ParseRecipe(m.Recipe, []byte(m.RecipeText)); err != nil {
-		return fmt.Errorf("%w; it cannot be built either: its recipe is none that stands alone: %w", why, err)
+	if err := image.StandsAlone([]byte(m.RecipeText)); err != nil {
+		return fmt.Errorf("%w; it cannot be built either: %w", why, err)
 	}
 	if tag == "" {
 		tag = m.Tag
@@ -272,16 +272,24 @@ func (a *App) openPack(file string) (r io.Reader, done func(), err error) {
 	}
 	f, err := os.Open(file)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, withoutName(err)
 	}
 	info, err := f.Stat()
 	if err == nil && info.IsDir() {
-		err = fmt.Errorf("%s is a directory", file)
+		err = errors.New("it is a directory, and a pack is one file")
 	}
 	if err != nil {
 		return nil, nil, errors.Join(err, f.Close())
 	}
 	return f, func() { _ = f.Close() }, nil
+}
+
+// withoutName is why a file's name leads to nothing, without the name.
+func withoutName(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e.Err
+	}
+	return err
 }
 
 func printUnpacked(w io.Writer, got *api.Unpacked) error {
@@ -300,8 +308,12 @@ func printUnpacked(w io.Writer, got *api.Unpacked) error {
 	for _, from := range slices.Sorted(maps.Keys(got.Renamed)) {
 		rows = append(rows, []string{"renamed", from + " is " + got.Renamed[from] + " here"})
 	}
+	stored := fmt.Sprintf("%s in %d members", size(got.Bytes), got.Members)
+	if got.FetchedBytes < got.Bytes {
+		stored = fmt.Sprintf("%s of %s; the rest was here", size(got.FetchedBytes), stored)
+	}
 	rows = append(rows,
-		[]string{"stored", fmt.Sprintf("%s of %s in %d members; the rest was here", size(got.FetchedBytes), size(got.Bytes), got.Members)},
+		[]string{"stored", stored},
 		[]string{"recipe", got.Snapshot.Recipe},
 		[]string{"warm", strings.Join(got.Snapshot.Warm, ", ")},
 	)
@@ -318,15 +330,15 @@ func (a *App) verify() *cobra.Command {
 		ValidArgsFunction: a.completeTags(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			info, err := os.Stat(args[0])
-			isFile := args[0] == "-" || err == nil && !info.IsDir()
 			named := strings.ContainsRune(args[0], filepath.Separator) || strings.HasSuffix(args[0], packSuffix)
+			isFile := args[0] == "-" || err == nil && (named || !info.IsDir())
 			switch {
 			case !snapshot && isFile:
 				return a.verifyFile(cmd.Context(), args[0])
 			case !snapshot && remoteRef(args[0]):
 				return a.withDaemon(cmd.Context(), func(c *client.Client) error { return a.verifyRemote(cmd.Context(), c, args[0]) })
 			case !snapshot && named && errors.Is(err, fs.ErrNotExist):
-				return err
+				return fmt.Errorf("verify %s: %w", args[0], withoutName(err))
 			}
 			return a.withDaemon(cmd.Context(), func(c *client.Client) error { return a.verifySnapshot(cmd.Context(), c, args[0]) })
 		},
@@ -339,7 +351,7 @@ func (a *App) verify() *cobra.Command {
 func (a *App) verifyFile(ctx context.Context, file string) error {
 	r, done, err := a.openPack(file)
 	if err != nil {
-		return err
+		return fmt.Errorf("verify %s: %w", file, err)
 	}
 	defer done()
 	m := &meter{}

@@ -157,7 +157,11 @@ func (h *Host) acceptable(ctx context.Context, m *pack.Manifest, tag string, opt
 		if head.RecipeText != "" && head.Branch == nil {
 			return hint(err, "build it here from the recipe that the pack has, with --rewarm; or pack it on a host that is like this one in that")
 		}
-		return hint(err, "it is a branch, which no recipe makes again; unpack it on a host that is like the one it was made on in that")
+		why := "it is a branch, which no recipe makes again"
+		if head.Branch == nil {
+			why = "it has no recipe that it could be built from"
+		}
+		return hint(err, "%s; use it on a host that is like the one it was made on in that", why)
 	}
 	for _, s := range m.Snapshots {
 		if err := checkLimits(s.Limits); err != nil {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/image"
 	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/pack"
@@ -57,8 +58,11 @@ func (h *Host) Push(ctx context.Context, tag string, to Remote, opts PackOptions
 }
 
 func (h *Host) push(ctx context.Context, tag string, to Remote, opts PackOptions, tell func(Transfer)) (Pushed, error) {
+	if _, err := h.snapshot(tag); err != nil {
+		return Pushed{}, err
+	}
 	tell(Transfer{Step: "connect", Message: "asking the registry"})
-	r, err := to.open(ctx, true) // first: wrong credentials are told at once
+	r, err := to.open(ctx, true) // before anything is collected: wrong credentials are told at once
 	if err != nil {
 		return Pushed{}, err
 	}
@@ -161,6 +165,12 @@ func (h *Host) rewarm(ctx context.Context, out Pulled, m *pack.Manifest, opts Pu
 	if head.RecipeText == "" || head.Branch != nil {
 		return out, why // its hint says so
 	}
+	elsewhere := func(err error) error {
+		return hint(fmt.Errorf("%w; it cannot be built here either: %w", why, err), "use it on a host that is like the one it was made on in that")
+	}
+	if err := image.StandsAlone([]byte(head.RecipeText)); err != nil {
+		return out, elsewhere(err)
+	}
 	tag := head.Tag
 	if opts.Tag != "" {
 		tag = opts.Tag
@@ -170,7 +180,7 @@ func (h *Host) rewarm(ctx context.Context, out Pulled, m *pack.Manifest, opts Pu
 		tell(Transfer{Step: e.Step, Message: e.Message})
 	})
 	if err != nil {
-		return out, fmt.Errorf("build it from its recipe, because %w: %w", why, err)
+		return out, elsewhere(err)
 	}
 	out.Received.Snapshot, out.Received.New = view, []string{view.Tag}
 	out.Rewarm = why.Error()

@@ -102,6 +102,20 @@ var (
 	sizePattern  = regexp.MustCompile(`^([0-9]{1,12})\s*(KiB|MiB|GiB|TiB)$`)
 )
 
+// StandsAlone says why a text is no recipe that can be built without the files that lay beside it, which do not travel with it.
+func StandsAlone(text []byte) error {
+	r, err := ParseRecipe("recipe", text)
+	if err != nil {
+		return fmt.Errorf("it was made of something else than a recipe: %w", err)
+	}
+	for _, f := range r.Files {
+		if f.Source != "" {
+			return fmt.Errorf("its recipe has %q copied, and files that lie beside a recipe do not travel with it", f.Source)
+		}
+	}
+	return nil
+}
+
 // ParseRecipe reads a recipe file. name is the file's name, for messages. The error is a *FileError with every
 // fault, each with its line. It touches no file: sources are looked up by Resolve.
 func ParseRecipe(name string, text []byte) (*Recipe, error) {

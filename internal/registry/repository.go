@@ -58,6 +58,9 @@ func Reference(text string) (name.Reference, error) {
 	// Where no registry is named others mean Docker's: nothing goes there by a slip.
 	ref, err := name.ParseReference(text, name.WithDefaultRegistry(""))
 	if err != nil {
+		if _, digest, ok := strings.Cut(text, "@"); ok {
+			return nil, fmt.Errorf("%w: %.200q: %.80q is no digest, which is sha256: and 64 hexadecimal digits", ErrReference, text, digest)
+		}
 		return nil, fmt.Errorf("%w: %.200q: %w", ErrReference, text, err)
 	}
 	if ref.Context().RegistryStr() == "" {
