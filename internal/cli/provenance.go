@@ -21,7 +21,14 @@ func (a *App) doProvenance(ctx context.Context, c *client.Client, tag string) er
 // printProvenance prints the newest first. Records may come from elsewhere: what is in them is only text.
 func printProvenance(w io.Writer, p *api.Provenance) error {
 	for i := len(p.Snapshots) - 1; i >= 0; i-- {
-		if err := printOrigin(w, &p.Snapshots[i]); err != nil {
+		o := &p.Snapshots[i]
+		if err := printOrigin(w, o); err != nil {
+			return err
+		}
+		if i > 0 && o.RecipeDigest == p.Snapshots[i-1].RecipeDigest {
+			continue // a branch has that of what it stands on, which comes next
+		}
+		if err := printRecipe(w, o.RecipeText); err != nil {
 			return err
 		}
 	}
@@ -106,13 +113,11 @@ func printOrigin(w io.Writer, o *api.Origin) error {
 	add("memory", o.MemoryLayer)
 	add("disk", o.DiskLayer)
 	add("devices", o.State)
-	if err := table(w, "tag | "+o.Tag, rows); err != nil {
-		return err
-	}
-	if o.RecipeText == "" {
-		return nil
-	}
-	for line := range strings.Lines(printable(o.RecipeText)) {
+	return table(w, "tag | "+o.Tag, rows)
+}
+
+func printRecipe(w io.Writer, text string) error {
+	for line := range strings.Lines(printable(text)) {
 		if _, err := fmt.Fprintf(w, "    | %s", strings.TrimRight(line, "\n")+"\n"); err != nil {
 			return err
 		}

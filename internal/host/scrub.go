@@ -407,8 +407,8 @@ func (h *Host) searchLeft(ctx context.Context, clean *packable, held [][][]byte,
 		left = left || l.Memory+l.Disk > 0
 	}
 	if left {
-		rep.Limits = append(rep.Limits, "what is left in memory is there for whoever forks this: programs have read it. Take it from them, make it worthless, or "+
-			"give it to children alone, when they are forked")
+		rep.Limits = append(rep.Limits, "what is left in memory is there for whoever forks this: programs have it, or the agent that was told to run a command. Make it "+
+			"worthless, or give it to children alone, when they are forked")
 	}
 	return nil
 }
