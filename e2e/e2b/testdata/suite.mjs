@@ -116,6 +116,20 @@ check(["Sandbox.list", "SandboxPaginator.nextItems", "SandboxPaginator.hasNext"]
   }
 }, long);
 
+check(["sandbox.updateNetwork", "Sandbox.create: allowInternetAccess, network"], async () => {
+  if (!Sandbox.updateNetwork) throw new Absent("this version has no updateNetwork");
+  let sb = await fresh({ allowInternetAccess: false });
+  same((await sb.getInfo()).allowInternetAccess, false);
+  await sb.kill();
+  sb = await fresh();
+  assert.ok((await sb.getInfo()).network.allowOut.length, "what the daemon allows is not shown");
+  await sb.updateNetwork({ denyOut: ["0.0.0.0/0"] });
+  const { allowOut, denyOut } = (await sb.getInfo()).network;
+  same([allowOut, denyOut], [undefined, ["0.0.0.0/0"]]);
+  await fails(sb.updateNetwork({ allowOut: ["example.com"] }), Error, "wider");
+  await sb.kill();
+}, long);
+
 check(["sandbox.pause", "Sandbox.connect: resumes"], async () => {
   const sb = await fresh();
   await sb.runCode("kept = 41");
@@ -241,6 +255,18 @@ check(["commands.connect", "commands.sendStdin", "commands.closeStdin"], async (
   same((await h.wait()).stdout, "one\n");
 });
 
+check(["CommandHandle.sendStdin", "CommandHandle.closeStdin"], async (sb) => {
+  const h = await sb.commands.run("cat", { background: true, stdin: true });
+  if (!h.closeStdin) {
+    await h.kill();
+    throw new Absent("this version's handles take no input");
+  }
+  await h.sendStdin("two\n");
+  await h.closeStdin();
+  same((await h.wait()).stdout, "two\n");
+  same([h.exitCode, h.stdout, h.stderr, h.error], [0, "two\n", "", undefined]);
+}, long);
+
 check(["commands.list", "commands.kill"], async (sb) => {
   const h = await sb.commands.run("sleep 1000", { background: true, envs: { MARK: "m" }, cwd: "/tmp" });
   const p = (await sb.commands.list()).find((p) => p.pid === h.pid);
@@ -304,6 +330,12 @@ check(["files.write", "files.read"], async (sb) => {
   const many = await sb.files.write([{ path: "/tmp/many/a", data: "a" }, { path: "/tmp/many/b", data: "b" }]);
   same(many.map((i) => i.path), ["/tmp/many/a", "/tmp/many/b"]);
 });
+
+check(["files.writeFiles"], async (sb) => {
+  const many = await sb.files.writeFiles([{ path: "/tmp/more/a", data: "a" }, { path: "/tmp/more/b", data: new Blob(["b"]) }]);
+  same(many.map((i) => i.path), ["/tmp/more/a", "/tmp/more/b"]);
+  same(await sb.files.read("/tmp/more/b"), "b");
+}, long);
 
 check(["files.list"], async (sb) => {
   await sb.commands.run("mkdir -p /tmp/tree/a/b && touch /tmp/tree/x /tmp/tree/a/b/c");
@@ -655,6 +687,22 @@ function examples() {
     await sb.git.push("/tmp/jwork", { remote: "origin", branch: "main", setUpstream: true });
     await sb.git.clone("/tmp/jorigin", { path: "/tmp/jclone", branch: "main" });
     same(await sb.files.read("/tmp/jclone/README.md"), "# work");
+    same(await sb.git.remoteGet("/tmp/jwork", "origin"), "/tmp/jorigin");
+    await sb.files.write("/tmp/jwork/README.md", "# changed");
+    await sb.git.restore("/tmp/jwork", { paths: ["README.md"], worktree: true });
+    same(await sb.files.read("/tmp/jwork/README.md"), "# work");
+    await sb.files.write("/tmp/jwork/README.md", "# changed");
+    await sb.git.add("/tmp/jwork", { files: ["README.md"] });
+    await sb.git.reset("/tmp/jwork", { mode: "hard", target: "HEAD" });
+    same((await sb.git.status("/tmp/jwork")).isClean, true);
+    await sb.files.write("/tmp/jwork/more", "more");
+    await sb.git.add("/tmp/jwork", { all: true });
+    await sb.git.commit("/tmp/jwork", "more", { authorName: "Else", authorEmail: "else@example.test" });
+    await sb.git.push("/tmp/jwork", { remote: "origin", branch: "main" });
+    await sb.git.pull("/tmp/jclone");
+    same(await sb.files.read("/tmp/jclone/more"), "more");
+    await sb.git.setConfig("pull.rebase", "false", { scope: "local", path: "/tmp/jwork" });
+    same(await sb.git.getConfig("pull.rebase", { scope: "local", path: "/tmp/jwork" }), "false");
   }, long);
 }
 

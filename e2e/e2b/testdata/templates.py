@@ -218,6 +218,24 @@ def warm():
         same(out(sb, "cat /tmp/more"), "more\n")
 
 
+@check("Template.build: from a Dockerfile, and from what E2B's clients call the base image")
+def from_elsewhere():
+    (HERE / "one.txt").write_text("one\n")
+    alias, _ = build(Template().from_dockerfile(f"""FROM {SMALL}
+ENV COLOUR=green
+WORKDIR /srv
+RUN echo $COLOUR > colour && pwd >> colour
+COPY one.txt /srv/one.txt
+"""))
+    with Sandbox.create(alias, timeout=100) as sb:
+        same(out(sb, "cat /srv/colour /srv/one.txt; pwd; echo $COLOUR"), "green\n/srv\none\n/srv\ngreen\n")
+    if not Template.alias_exists("base"):
+        return "there is no template base here"
+    alias, _ = build(Template().from_base_image().run_cmd("id -un > /tmp/who"))
+    with Sandbox.create(alias, timeout=100) as sb:
+        same(out(sb, "cat /tmp/who; pwd; sudo -n id -un; git --version | cut -c1-3"), "user\n/home/user\nroot\ngit\n")
+
+
 @check("Template.build_in_background")
 def background():
     alias = name()
