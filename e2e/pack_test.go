@@ -118,8 +118,10 @@ func TestPackScrubs(t *testing.T) {
 	here.branch(id, "-t", "head", "--mode", diff)
 	file := filepath.Join(t.TempDir(), "head.forkd")
 	out := here.run("pack", "head", "-o", file)
-	for _, want := range []string{"dirty: /root/.ssh/id_rsa (private key", "head: /root/.bash_history (shell history", "head: /root/settings.env (GitHub token", "head: command 1 (GitHub token",
-		"blocks may still be on the disk"} {
+	for _, want := range []string{
+		"dirty: /root/.ssh/id_rsa (private key", "head: /root/.bash_history (shell history", "head: /root/settings.env (GitHub token", "head: command 1 (GitHub token",
+		"blocks may still be on the disk",
+	} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the report lacks %q:\n%s", want, out)
 		}
