@@ -2,18 +2,24 @@ package layer
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/bits"
 )
 
 // The map file, all numbers little-endian; docs/formats.md has the table.
 const (
-	mapMagic   = "forkdlay"
-	mapVersion = 1
+	mapMagic = "forkdlay"
+	// mapWhole: every chunk is used as a whole, in the table's order. What can be written so is.
+	mapWhole = 1
+	// mapSpans: a list of spans says which part of which chunk comes where.
+	mapSpans = 2
 
 	headerBytes = 64
+	countBytes  = 8 // that version 2 has more
 	runBytes    = 16
 	chunkBytes  = 36
+	spanBytes   = 8
 
 	runData = 1
 	runZero = 2
@@ -33,6 +39,7 @@ type pageMap struct {
 	parent   Digest
 	runs     []run
 	chunks   []chunkRef
+	spans    []span // nil: each chunk as a whole, one after another
 }
 
 // run is a range of pages of one kind. Runs ascend, do not overlap, and neighbours of one kind are one run.
@@ -41,10 +48,16 @@ type run struct {
 	zero         bool
 }
 
-// chunkRef names the content of the next length bytes of data pages, in the order of the data runs.
+// chunkRef names the content of a chunk.
 type chunkRef struct {
 	digest Digest
 	length int64
+}
+
+// span is the content of the next length bytes of data pages, in the order of the data runs: a part of a chunk.
+type span struct {
+	chunk      uint32 // its place in the table
+	in, length uint32 // bytes
 }
 
 func (r run) end() int64 { return r.first + r.count }
@@ -61,18 +74,67 @@ func (m *pageMap) dataBytes() int64 {
 }
 
 func (m *pageMap) encodedBytes() int64 {
-	return headerBytes + runBytes*int64(len(m.runs)) + chunkBytes*int64(len(m.chunks))
+	n := headerBytes + runBytes*int64(len(m.runs)) + chunkBytes*int64(len(m.chunks))
+	if m.spans != nil {
+		n += countBytes + spanBytes*int64(len(m.spans))
+	}
+	return n
+}
+
+// refer makes a map's chunks and spans of what its data pages are, end to end: parts of chunks.
+func (m *pageMap) refer(parts []chunkPart) {
+	m.chunks, m.spans = nil, nil
+	whole := true
+	joined := parts[:0:0]
+	for _, p := range parts {
+		if n := len(joined); n > 0 && joined[n-1].chunk == p.chunk && joined[n-1].in+joined[n-1].length == p.in {
+			joined[n-1].length += p.length
+			continue
+		}
+		joined = append(joined, p)
+	}
+	for _, p := range joined {
+		m.chunks = append(m.chunks, p.chunk)
+		whole = whole && p.length == p.chunk.length
+	}
+	if whole {
+		return
+	}
+	m.chunks = m.chunks[:0]
+	place := map[Digest]uint32{}
+	for _, p := range joined {
+		k, ok := place[p.chunk.digest]
+		if !ok {
+			k = uint32(len(m.chunks))
+			place[p.chunk.digest] = k
+			m.chunks = append(m.chunks, p.chunk)
+		}
+		m.spans = append(m.spans, span{k, uint32(p.in), uint32(p.length)})
+	}
+}
+
+// chunkPart is a part of a chunk's content.
+type chunkPart struct {
+	chunk      chunkRef
+	in, length int64
 }
 
 func (m *pageMap) encode() []byte {
 	b := make([]byte, 0, m.encodedBytes())
 	b = append(b, mapMagic...)
-	b = binary.LittleEndian.AppendUint32(b, mapVersion)
+	version := uint32(mapWhole)
+	if m.spans != nil {
+		version = mapSpans
+	}
+	b = binary.LittleEndian.AppendUint32(b, version)
 	b = binary.LittleEndian.AppendUint32(b, uint32(m.pageSize))
 	b = binary.LittleEndian.AppendUint64(b, uint64(m.size))
 	b = append(b, m.parent[:]...)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.runs)))
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.chunks)))
+	if m.spans != nil {
+		b = binary.LittleEndian.AppendUint64(b, uint64(len(m.spans)))
+	}
 	for _, r := range m.runs {
 		kind := uint64(runData)
 		if r.zero {
@@ -84,6 +146,11 @@ func (m *pageMap) encode() []byte {
 	for _, c := range m.chunks {
 		b = append(b, c.digest[:]...)
 		b = binary.LittleEndian.AppendUint32(b, uint32(c.length))
+	}
+	for _, p := range m.spans {
+		b = binary.LittleEndian.AppendUint32(b, p.chunk)
+		b = binary.LittleEndian.AppendUint16(b, uint16(int64(p.in)/m.pageSize))
+		b = binary.LittleEndian.AppendUint16(b, uint16(int64(p.length)/m.pageSize))
 	}
 	return b
 }
@@ -97,8 +164,9 @@ func decodeMap(b []byte) (*pageMap, error) {
 	if string(b[:8]) != mapMagic {
 		return nil, fmt.Errorf("not a layer map: it starts with %q", b[:8])
 	}
-	if v := binary.LittleEndian.Uint32(b[8:]); v != mapVersion {
-		return nil, fmt.Errorf("layer map of format version %d, this forkd reads version %d", v, mapVersion)
+	version := binary.LittleEndian.Uint32(b[8:])
+	if version != mapWhole && version != mapSpans {
+		return nil, fmt.Errorf("layer map of format version %d, this forkd reads versions %d and %d", version, mapWhole, mapSpans)
 	}
 	pageSize, size := binary.LittleEndian.Uint32(b[12:]), binary.LittleEndian.Uint64(b[16:])
 	if err := checkGeometry(int64(pageSize), size); err != nil {
@@ -106,10 +174,21 @@ func decodeMap(b []byte) (*pageMap, error) {
 	}
 	m := &pageMap{pageSize: int64(pageSize), size: int64(size), parent: Digest(b[24:56])}
 	runs, chunks := uint64(binary.LittleEndian.Uint32(b[56:])), uint64(binary.LittleEndian.Uint32(b[60:]))
-	if want := headerBytes + runBytes*runs + chunkBytes*chunks; uint64(len(b)) != want {
+	want, spans := headerBytes+runBytes*runs+chunkBytes*chunks, uint64(0)
+	if version == mapSpans && len(b) >= headerBytes+countBytes {
+		spans = binary.LittleEndian.Uint64(b[headerBytes:])
+		want += countBytes + spanBytes*spans
+	}
+	if uint64(len(b)) != want || spans > uint64(len(b)) {
 		return nil, fmt.Errorf("layer map of %d bytes announces %d", len(b), want)
 	}
 	b = b[headerBytes:]
+	if version == mapSpans {
+		if spans == 0 {
+			return nil, errors.New("layer map without spans is not written as one of version 1")
+		}
+		b = b[countBytes:]
+	}
 	m.runs = make([]run, runs)
 	for i := range m.runs {
 		m.runs[i] = run{
@@ -126,6 +205,14 @@ func decodeMap(b []byte) (*pageMap, error) {
 	for i := range m.chunks {
 		m.chunks[i] = chunkRef{digest: Digest(b[:32]), length: int64(binary.LittleEndian.Uint32(b[32:]))}
 		b = b[chunkBytes:]
+	}
+	for i := range spans {
+		in, length := m.pageSize*int64(binary.LittleEndian.Uint16(b[4:])), m.pageSize*int64(binary.LittleEndian.Uint16(b[6:]))
+		if in+length > maxChunk {
+			return nil, fmt.Errorf("span %d of the layer map (%d bytes at %d) is not within any chunk", i, length, in)
+		}
+		m.spans = append(m.spans, span{binary.LittleEndian.Uint32(b), uint32(in), uint32(length)})
+		b = b[spanBytes:]
 	}
 	if err := m.check(); err != nil {
 		return nil, err
@@ -163,10 +250,13 @@ func (m *pageMap) check() error {
 	}
 	left := m.dataBytes()
 	for i, c := range m.chunks {
-		if c.length <= 0 || c.length > maxChunk || c.length%m.pageSize != 0 || c.length > left {
+		if c.length <= 0 || c.length > maxChunk || c.length%m.pageSize != 0 || m.spans == nil && c.length > left {
 			return fmt.Errorf("chunk %d of the layer map has an impossible length of %d bytes", i, c.length)
 		}
 		left -= c.length
+	}
+	if m.spans != nil {
+		return m.checkSpans()
 	}
 	if left != 0 {
 		return fmt.Errorf("the chunks of the layer map lack %d bytes of its data pages", left)
@@ -174,47 +264,41 @@ func (m *pageMap) check() error {
 	return nil
 }
 
-// segment is a contiguous range of data pages within one piece.
-type segment struct{ offset, length int64 }
-
-// piece is the place in the layer of one chunk's content: its segments, in order.
-type piece struct {
-	segments []segment
-	length   int64
-}
-
-// window makes a difference in one place of an image change the chunks near it only: no piece crosses a multiple of it,
-// so cutting starts afresh there.
-const window = 16 << 20
-
-// cut divides the data pages among chunks.
-func cut(runs []run, pageSize int64) []piece {
-	var pieces []piece
-	var p piece
-	flush := func() {
-		if p.length > 0 {
-			pieces = append(pieces, p)
+// checkSpans: chunks are in the order of their first use, each once and none for nothing.
+func (m *pageMap) checkSpans() error {
+	left, used, whole := m.dataBytes(), 0, true
+	for i, p := range m.spans {
+		if int64(p.chunk) > int64(used) || int(p.chunk) >= len(m.chunks) {
+			return fmt.Errorf("span %d of the layer map is of chunk %d, and %d are known", i, p.chunk, min(used, len(m.chunks)))
 		}
-		p = piece{}
-	}
-	for _, r := range runs {
-		if r.zero {
-			continue
+		if int(p.chunk) == used {
+			used++
 		}
-		off, end := r.first*pageSize, r.end()*pageSize
-		for off < end {
-			if n := len(p.segments); n > 0 && p.segments[n-1].offset/window != off/window {
-				flush()
-			}
-			n := min(end-off, maxChunk-p.length, window-off%window)
-			p.segments = append(p.segments, segment{off, n})
-			p.length += n
-			off += n
-			if p.length == maxChunk {
-				flush()
-			}
+		c := m.chunks[p.chunk]
+		if p.length == 0 || int64(p.in)+int64(p.length) > c.length || int64(p.length) > left {
+			return fmt.Errorf("span %d of the layer map (%d bytes at %d) is not within its chunk of %d", i, p.length, p.in, c.length)
+		}
+		left -= int64(p.length)
+		whole = whole && int64(p.length) == c.length
+		if i > 0 && m.spans[i-1].chunk == p.chunk && m.spans[i-1].in+m.spans[i-1].length == p.in {
+			return fmt.Errorf("spans %d and %d of the layer map should be one", i-1, i)
 		}
 	}
-	flush()
-	return pieces
+	if left != 0 {
+		return fmt.Errorf("the spans of the layer map lack %d bytes of its data pages", left)
+	}
+	if used != len(m.chunks) {
+		return fmt.Errorf("the layer map uses %d of its %d chunks", used, len(m.chunks))
+	}
+	if whole {
+		return errors.New("layer map whose chunks are all used as a whole is not written as one of version 1")
+	}
+	seen := make(map[Digest]bool, len(m.chunks))
+	for i, c := range m.chunks {
+		if seen[c.digest] {
+			return fmt.Errorf("chunk %d of the layer map is there twice", i)
+		}
+		seen[c.digest] = true
+	}
+	return nil
 }

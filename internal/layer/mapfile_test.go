@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var unexported = cmp.AllowUnexported(pageMap{}, run{}, chunkRef{}, piece{}, segment{})
+var unexported = cmp.AllowUnexported(pageMap{}, run{}, chunkRef{}, span{})
 
 func sampleMap() *pageMap {
 	return &pageMap{
@@ -29,18 +29,109 @@ const sampleHex = "666f726b646c6179" + "01000000" + "00100000" + "00001000000000
 	"0100000000000000000000000000000000000000000000000000000000000000" + "00300000" +
 	"0200000000000000000000000000000000000000000000000000000000000000" + "00200000"
 
+// sampleSpans is a map of version 2 with the same pages.
+func sampleSpans() *pageMap {
+	m := sampleMap()
+	first, second := chunkRef{Digest{1}, 8 * 4096}, chunkRef{Digest{2}, 2 * 4096}
+	m.refer([]chunkPart{{first, 3 * 4096, 4096}, {first, 4 * 4096, 4096}, {second, 0, 2 * 4096}, {first, 0, 4096}})
+	return m
+}
+
+const spansHex = "666f726b646c6179" + "02000000" + "00100000" + "0000100000000000" +
+	"aa01000000000000000000000000000000000000000000000000000000000000" + "03000000" + "02000000" + "0300000000000000" +
+	"0000000000000000" + "0102000000000000" +
+	"0200000000000000" + "0201000000000000" +
+	"0a00000000000000" + "0103000000000000" +
+	"0100000000000000000000000000000000000000000000000000000000000000" + "00800000" +
+	"0200000000000000000000000000000000000000000000000000000000000000" + "00200000" +
+	"00000000" + "0300" + "0200" +
+	"01000000" + "0000" + "0200" +
+	"00000000" + "0000" + "0100"
+
 func TestMapBytes(t *testing.T) {
-	b := sampleMap().encode()
-	if got := hex.EncodeToString(b); got != sampleHex {
-		t.Errorf("encode:\n%s, want\n%s", got, sampleHex)
+	for want, m := range map[string]*pageMap{sampleHex: sampleMap(), spansHex: sampleSpans()} {
+		b := m.encode()
+		if got := hex.EncodeToString(b); got != want {
+			t.Errorf("encode:\n%s, want\n%s", got, want)
+		}
+		if int64(len(b)) != m.encodedBytes() {
+			t.Errorf("%d bytes, not %d", len(b), m.encodedBytes())
+		}
+		back, err := decodeMap(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(m, back, unexported); diff != "" {
+			t.Error(diff)
+		}
 	}
-	m, err := decodeMap(b)
-	if err != nil {
-		t.Fatal(err)
-	}
+}
+
+// What version 1 can say is said in it: such layers keep their names.
+func TestReferWhole(t *testing.T) {
+	m := sampleMap()
+	m.refer([]chunkPart{{m.chunks[0], 0, 4096}, {m.chunks[0], 4096, 2 * 4096}, {m.chunks[1], 0, 2 * 4096}})
 	if diff := cmp.Diff(sampleMap(), m, unexported); diff != "" {
 		t.Error(diff)
 	}
+}
+
+func TestDecodeSpansRefuses(t *testing.T) {
+	const chunks = 72 + 3*16
+	const spans = chunks + 2*36
+	swap := func(b []byte, at, with, n int) []byte {
+		for i := range n {
+			b[at+i], b[with+i] = b[with+i], b[at+i]
+		}
+		return b
+	}
+	for name, tc := range map[string]struct {
+		change func(b []byte) []byte
+		want   string
+	}{
+		"version 3":         {func(b []byte) []byte { b[8] = 3; return b }, "version 3"},
+		"version 1":         {func(b []byte) []byte { b[8] = 1; return b }, "announces"},
+		"no count":          {func(b []byte) []byte { return b[:70] }, "announces"},
+		"truncated":         {func(b []byte) []byte { return b[:len(b)-1] }, "announces"},
+		"no spans":          {func(b []byte) []byte { b[64] = 0; return b[:spans] }, "version 1"},
+		"many spans":        {func(b []byte) []byte { b[71] = 0xff; return b }, "announces"},
+		"spans overflow":    {func(b []byte) []byte { b[71], b[64] = 0x20, 3; return b }, "announces"},
+		"unknown chunk":     {func(b []byte) []byte { b[spans+8] = 2; return b }, "is of chunk 2"},
+		"not first used":    {func(b []byte) []byte { return swap(b, spans, spans+8, 8) }, "is of chunk 1"},
+		"empty":             {func(b []byte) []byte { b[spans+6] = 0; return b }, "not within its chunk"},
+		"beyond its chunk":  {func(b []byte) []byte { b[spans+4] = 7; return b }, "not within its chunk"},
+		"beyond any":        {func(b []byte) []byte { b[spans+5] = 1; return b }, "not within any chunk"},
+		"too long":          {func(b []byte) []byte { b[spans+16+6] = 2; return b }, "not within its chunk"},
+		"too short":         {func(b []byte) []byte { b[spans+6] = 1; return b }, "lack"},
+		"unused chunk":      {func(b []byte) []byte { b[spans+8] = 0; return b }, "uses 1 of its 2"},
+		"chunk twice":       {func(b []byte) []byte { b[chunks+36] = 1; return b }, "there twice"},
+		"chunk empty":       {func(b []byte) []byte { putU32(b[chunks+32:], 0); return b }, "impossible length"},
+		"chunk huge":        {func(b []byte) []byte { putU32(b[chunks+32:], 1<<31); return b }, "impossible length"},
+		"chunk odd":         {func(b []byte) []byte { putU32(b[chunks+32:], 8*4096+1); return b }, "impossible length"},
+		"all as a whole":    {func(b []byte) []byte { return wholeSpans() }, "version 1"},
+		"spans should join": {func(b []byte) []byte { return splitSpans(b) }, "should be one"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := decodeMap(tc.change(sampleSpans().encode()))
+			if err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want an error with %q", err, tc.want)
+			}
+		})
+	}
+}
+
+// wholeSpans says in version 2 what version 1 can.
+func wholeSpans() []byte {
+	m := sampleMap()
+	m.spans = []span{{0, 0, 3 * 4096}, {1, 0, 2 * 4096}}
+	return m.encode()
+}
+
+func splitSpans([]byte) []byte {
+	m := sampleSpans()
+	first := m.spans[0]
+	m.spans = append([]span{{0, first.in, 4096}, {0, first.in + 4096, 4096}}, m.spans[1:]...)
+	return m.encode()
 }
 
 func TestDecodeMapRefuses(t *testing.T) {
@@ -50,7 +141,7 @@ func TestDecodeMapRefuses(t *testing.T) {
 	}{
 		"empty":            {func([]byte) []byte { return nil }, "too short"},
 		"magic":            {func(b []byte) []byte { b[0] = 'x'; return b }, "not a layer map"},
-		"version":          {func(b []byte) []byte { b[8] = 2; return b }, "version 2"},
+		"version":          {func(b []byte) []byte { b[8] = 3; return b }, "version 3"},
 		"page size":        {func(b []byte) []byte { b[12] = 1; return b }, "page size"},
 		"page size 0":      {func(b []byte) []byte { b[13] = 0; return b }, "page size"},
 		"size 0":           {func(b []byte) []byte { clear(b[16:24]); return b }, "size 0"},
@@ -85,6 +176,7 @@ func putU32(b []byte, v uint32) { binary.LittleEndian.PutUint32(b, v) }
 
 func FuzzDecodeMap(f *testing.F) {
 	f.Add(sampleMap().encode())
+	f.Add(sampleSpans().encode())
 	f.Add((&pageMap{pageSize: 65536, size: 65536}).encode())
 	f.Add([]byte(mapMagic))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -131,15 +223,29 @@ func TestCutAgreesWithPlan(t *testing.T) {
 		m.runs = append(m.runs, run{first: first, count: count, zero: first%5 == 3})
 		first += count + 1 + first%3
 	}
-	cuts := cut(m.runs, page)
-	for _, p := range cuts {
+	var ranges []dataRange
+	for _, r := range m.runs {
+		if !r.zero {
+			ranges = append(ranges, dataRange{sourceRun: sourceRun{offset: r.first * page, length: r.count * page}})
+		}
+	}
+	a := arrange(ranges, true)
+	chunks := make([]chunkRef, len(a.pieces))
+	for i, p := range a.pieces {
 		if p.length > maxChunk {
 			t.Errorf("a piece of %d bytes", p.length)
 		}
-		if first, last := p.segments[0], p.segments[len(p.segments)-1]; first.offset/window != last.offset/window {
+		if first, last := p.parts[0], p.parts[len(p.parts)-1]; first.offset/window != last.offset/window {
 			t.Errorf("a piece from %d to %d crosses a window", first.offset, last.offset)
 		}
-		m.chunks = append(m.chunks, chunkRef{length: p.length})
+		chunks[i] = chunkRef{Digest{byte(i), byte(i >> 8)}, p.length} // all different
+	}
+	m.refer(a.parts(chunks))
+	if m.spans != nil {
+		t.Error("pieces are not used as a whole")
+	}
+	if most := a.encodedBytes(m); most < m.encodedBytes() {
+		t.Errorf("%d bytes were foreseen, it has %d", most, m.encodedBytes())
 	}
 	if err := m.check(); err != nil {
 		t.Fatal(err)
@@ -149,29 +255,27 @@ func TestCutAgreesWithPlan(t *testing.T) {
 		t.Fatal(err)
 	}
 	var p plan
-	for i := range m.chunks {
-		m.chunks[i].digest[0], m.chunks[i].digest[1] = byte(i), byte(i>>8) // all different
-	}
 	for _, r := range st.runs {
 		if !r.zero {
 			p.add(st, r, r.offset)
 		}
 	}
-	var planned []piece
-	for _, u := range p.chunks {
-		planned = append(planned, piece{length: u.chunk.length})
-		for _, part := range u.parts {
-			last := &planned[len(planned)-1]
-			last.segments = append(last.segments, segment{part.to, part.length})
+	for i, u := range p.chunks {
+		want := a.pieces[i].parts
+		if u.chunk != chunks[i] || len(u.parts) != len(want) {
+			t.Fatalf("chunk %d is read in %d parts, cut in %d", i, len(u.parts), len(want))
+		}
+		for k, part := range u.parts {
+			if part.to != want[k].offset || part.length != want[k].length {
+				t.Errorf("chunk %d: part %+v was cut as %+v", i, part, want[k])
+			}
 		}
 	}
-	if diff := cmp.Diff(cuts, planned, unexported); diff != "" {
-		t.Error(diff)
-	}
 	// A layer that stands alone is cut anew as it was.
-	for i, p := range st.recut() {
-		if p.reuse == nil && p.length >= minReuse || p.length != cuts[i].length {
-			t.Errorf("piece %d of %d bytes is cut anew: %+v", i, cuts[i].length, p)
+	again := arrange(st.wholeRanges(), true)
+	for _, s := range again.spans {
+		if s.piece >= 0 && again.pieces[s.piece].length >= minKept || s.piece < 0 && s.part.length != s.part.chunk.length {
+			t.Errorf("it is cut anew: %+v", s)
 		}
 	}
 }

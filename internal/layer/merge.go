@@ -9,16 +9,27 @@ import (
 
 // Merge stores, as one layer over onto, what d and the layers between the two hold together: where a chain grew long,
 // or its middle shall go. A zero onto makes a root. The result is a layer like any other, durable when Merge returns;
-// chunks that are in use as a whole are named again, not read. The error is like that of Write and Resolve.
+// chunks that are in use as a whole are named again, not read: it has no chunk with a page that it does not need. The error
+// is like that of Write and Resolve.
 //
 // Zero pages are kept as such only where onto's chain may hold something else.
 func (s *Store) Merge(ctx context.Context, d, onto Digest) (Info, error) {
+	return s.hold(ctx, d, onto, false)
+}
+
+// MergeShared is Merge, but names pages in whatever chunk they are: it takes hardly more room than its map as long as the
+// merged layers stay. Own makes of it what Merge does.
+func (s *Store) MergeShared(ctx context.Context, d, onto Digest) (Info, error) {
+	return s.hold(ctx, d, onto, true)
+}
+
+func (s *Store) hold(ctx context.Context, d, onto Digest, shared bool) (Info, error) {
 	release, err := s.Hold(ctx)
 	if err != nil {
 		return Info{}, fmt.Errorf("merge layer %s: %w", d, err)
 	}
 	defer release()
-	info, err := s.merge(ctx, d, onto)
+	info, err := s.merge(ctx, d, onto, shared)
 	if err != nil {
 		return Info{}, fmt.Errorf("merge layer %s onto %s: %w", d, onto.orRoot(), err)
 	}
@@ -32,7 +43,7 @@ func (d Digest) orRoot() string {
 	return d.String()
 }
 
-func (s *Store) merge(ctx context.Context, d, onto Digest) (Info, error) {
+func (s *Store) merge(ctx context.Context, d, onto Digest, shared bool) (Info, error) {
 	st, err := s.Resolve(ctx, d, onto)
 	if err != nil {
 		return Info{}, err
@@ -58,9 +69,16 @@ func (s *Store) merge(ctx context.Context, d, onto Digest) (Info, error) {
 			m.runs = append(m.runs, next)
 		}
 	}
-	pieces := st.recut()
-	m.chunks = make([]chunkRef, len(pieces))
-	if m.encodedBytes() > maxMapBytes {
+	a := arrange(st.wholeRanges(), true)
+	if shared {
+		a = arrange(st.ranges(), false)
+	}
+	return s.arranged(ctx, st, m, a)
+}
+
+// arranged stores a layer of the pages of a stack.
+func (s *Store) arranged(ctx context.Context, st *Stack, m *pageMap, a *arrangement) (Info, error) {
+	if a.encodedBytes(m) > maxMapBytes {
 		return Info{}, fmt.Errorf("its pages are too scattered: %d runs", len(m.runs))
 	}
 	// Opened before the first chunk is written: see write.
@@ -69,9 +87,11 @@ func (s *Store) merge(ctx context.Context, d, onto Digest) (Info, error) {
 		return Info{}, err
 	}
 	defer dir.Close()
-	if err := s.writeMerged(ctx, st, pieces, m.chunks); err != nil {
+	chunks, err := s.writeMerged(ctx, st, a.pieces)
+	if err != nil {
 		return Info{}, err
 	}
+	m.refer(a.parts(chunks))
 	return s.finish(ctx, m, dir)
 }
 
@@ -98,102 +118,77 @@ func dropZeros(runs, below []sourceRun) []sourceRun {
 	return out
 }
 
-// newPiece is a chunk to be of a merged layer.
-type newPiece struct {
-	reuse  *chunkRef // that content is there already, as a whole
-	window int64     // else: the number of its window,
-	length int64
-	parts  []sourceRun // and what it is made of
+// minKept keeps the chunks of a layer that is merged again and again from becoming ever smaller.
+const minKept = 128 << 10
+
+// ranges are the data pages of a merged layer: those in chunks of which it needs much stay there.
+func (st *Stack) ranges() []dataRange {
+	used := usage{}
+	st.parts(func(_ sourceRun, p chunkPart) { used.add(p) })
+	var list []dataRange
+	kept := used.keep(minKept)
+	st.parts(func(r sourceRun, p chunkPart) {
+		if !kept[p.chunk] {
+			p = chunkPart{}
+		}
+		list = append(list, dataRange{r, p})
+	})
+	return list
 }
 
-// minReuse keeps the chunks of a layer that is merged again and again from becoming ever smaller.
-const minReuse = 128 << 10
-
-// recut divides the data pages among chunks, like cut, and keeps chunks that are in use as a whole.
-func (st *Stack) recut() []newPiece {
-	var pieces []newPiece
-	var p newPiece
-	flush := func() {
-		if p.length > 0 {
-			pieces = append(pieces, p)
-		}
-		p = newPiece{}
-	}
-	data := make([]sourceRun, 0, len(st.runs))
-	for _, r := range st.runs {
-		if !r.zero {
-			data = append(data, r)
-		}
-	}
-	for i := 0; i < len(data); {
-		l := &st.layers[data[i].layer]
-		k := l.find(data[i].at)
-		c := l.chunks[k]
-		if l.starts[k] == data[i].at && c.length >= minReuse && st.whole(data[i:], c.length) {
-			flush()
-			pieces = append(pieces, newPiece{reuse: &c, length: c.length})
-			for left := c.length; left > 0; {
-				n := min(left, data[i].length)
-				left -= n
-				if data[i] = data[i].from(data[i].offset + n); data[i].length == 0 {
-					i++
-				}
+// wholeRanges are the same, but only chunks that are used as a whole, from begin to end, stay.
+func (st *Stack) wholeRanges() []dataRange {
+	var list []dataRange
+	first, length := 0, int64(0) // of those that follow one another in a chunk
+	end := func() {
+		if n := len(list); n > 0 && (length < list[n-1].kept.chunk.length || length < minKept) {
+			for i := first; i < n; i++ {
+				list[i].kept = chunkPart{}
 			}
+		}
+		first, length = len(list), 0
+	}
+	st.parts(func(r sourceRun, p chunkPart) {
+		if n := len(list); n > 0 && (list[n-1].kept.chunk != p.chunk || list[n-1].kept.in+list[n-1].kept.length != p.in) {
+			end()
+		}
+		list = append(list, dataRange{r, p})
+		length += p.length
+	})
+	end()
+	return list
+}
+
+// parts calls do for each part of a chunk that the data pages are, in order.
+func (st *Stack) parts(do func(sourceRun, chunkPart)) {
+	for _, r := range st.runs {
+		if r.zero {
 			continue
 		}
-		// Up to where the next chunk begins, which may be one to keep.
-		r := data[i]
-		if p.length > 0 && p.window != r.offset/window {
-			flush()
-		}
-		p.window = r.offset / window
-		n := min(r.length, l.starts[k]+c.length-r.at, maxChunk-p.length, window-r.offset%window)
-		r.length = n
-		p.parts = append(p.parts, r)
-		p.length += n
-		if p.length == maxChunk {
-			flush()
-		}
-		if data[i] = data[i].from(r.offset + n); data[i].length == 0 {
-			i++
+		l := &st.layers[r.layer]
+		for i := l.find(r.at); r.length > 0; i++ {
+			p, here := l.part(i, r.at, r.length), r
+			here.length = p.length
+			do(here, p)
+			r = r.from(r.offset + p.length)
 		}
 	}
-	flush()
-	return pieces
 }
 
-// whole reports whether the next so many bytes of data follow one another in one layer's data too.
-func (st *Stack) whole(data []sourceRun, length int64) bool {
-	at := data[0].at
-	for _, r := range data {
-		if r.layer != data[0].layer || r.at != at {
-			return false
-		}
-		if length -= r.length; length <= 0 {
-			return true
-		}
-		at += r.length
-	}
-	return false
-}
-
-// writeMerged stores the pieces that are new and fills in chunks. One window after another is gathered in memory, so
-// that a chunk is read once although its pages may go to many pieces.
-func (s *Store) writeMerged(ctx context.Context, st *Stack, pieces []newPiece, chunks []chunkRef) error {
+// writeMerged stores pieces. One window after another is gathered in memory, so that a chunk is read once although its
+// pages may go to many pieces.
+func (s *Store) writeMerged(ctx context.Context, st *Stack, pieces []piece) ([]chunkRef, error) {
 	type group struct{ first, end int } // consecutive pieces of one window
 	var groups []group
 	for i, p := range pieces {
-		if p.reuse != nil {
-			chunks[i] = *p.reuse
-			continue
-		}
 		if n := len(groups); n > 0 && pieces[groups[n-1].first].window == p.window {
 			groups[n-1].end = i + 1
 		} else {
 			groups = append(groups, group{i, i + 1})
 		}
 	}
-	return parallel(ctx, len(groups), func() (worker, error) {
+	chunks := make([]chunkRef, len(pieces))
+	err := parallel(ctx, len(groups), func() (worker, error) {
 		w, err := s.newChunkWriter()
 		if err != nil {
 			return worker{}, err
@@ -222,9 +217,6 @@ func (s *Store) writeMerged(ctx context.Context, st *Stack, pieces []newPiece, c
 			}
 			at := int64(0)
 			for k := groups[i].first; k < groups[i].end; k++ {
-				if pieces[k].reuse != nil {
-					continue
-				}
 				c, err := w.write(buf[at : at+pieces[k].length])
 				if err != nil {
 					return err
@@ -236,6 +228,7 @@ func (s *Store) writeMerged(ctx context.Context, st *Stack, pieces []newPiece, c
 		}
 		return worker{do, w.close}, nil
 	})
+	return chunks, err
 }
 
 // Unlink takes a layer out of the chains of heads: what stood on it directly is merged with it, what stands on that is
@@ -282,7 +275,7 @@ func (s *Store) unlink(ctx context.Context, d, head Digest, replaced map[Digest]
 		switch {
 		case ok:
 		case i == len(above)-1:
-			info, err = s.merge(ctx, x, below)
+			info, err = s.merge(ctx, x, below, false)
 		default:
 			info, err = s.reparent(ctx, x, below)
 		}

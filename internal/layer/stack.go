@@ -20,7 +20,8 @@ type Stack struct {
 // stackLayer is a layer of a stack.
 type stackLayer struct {
 	chunks []chunkRef
-	starts []int64 // place of each chunk in the layer's data, end to end
+	spans  []span
+	starts []int64 // place of each span in the layer's data, end to end
 }
 
 // sourceRun is a run of pages that come from one layer.
@@ -91,11 +92,18 @@ func (st *Stack) below(m *pageMap) error {
 			at += runs[i].length
 		}
 	}
-	l := stackLayer{chunks: m.chunks, starts: make([]int64, len(m.chunks))}
+	l := stackLayer{chunks: m.chunks, spans: m.spans}
+	if l.spans == nil {
+		l.spans = make([]span, len(m.chunks))
+		for i, c := range m.chunks {
+			l.spans[i] = span{chunk: uint32(i), length: uint32(c.length)}
+		}
+	}
+	l.starts = make([]int64, len(l.spans))
 	at = 0
-	for i, c := range m.chunks {
+	for i, p := range l.spans {
 		l.starts[i] = at
-		at += c.length
+		at += int64(p.length)
 	}
 	st.layers = append(st.layers, l)
 	st.runs = overlay(st.runs, runs)
@@ -231,17 +239,22 @@ func (p *plan) add(st *Stack, r sourceRun, to int64) {
 	}
 	l := &st.layers[r.layer]
 	for at, end, i := r.at, r.at+r.length, l.find(r.at); at < end; i++ {
-		c, in := l.chunks[i], at-l.starts[i]
-		n := min(c.length-in, end-at)
-		k, ok := p.index[c]
+		c := l.part(i, at, end-at)
+		k, ok := p.index[c.chunk]
 		if !ok {
 			k = len(p.chunks)
-			p.index[c] = k
-			p.chunks = append(p.chunks, chunkUse{chunk: c})
+			p.index[c.chunk] = k
+			p.chunks = append(p.chunks, chunkUse{chunk: c.chunk})
 		}
-		p.chunks[k].add(part{in, n, to})
-		at, to = at+n, to+n
+		p.chunks[k].add(part{c.in, c.length, to})
+		at, to = at+c.length, to+c.length
 	}
+}
+
+// part is what of span i lies from a place of the layer's data on, at most so many bytes.
+func (l *stackLayer) part(i int, at, most int64) chunkPart {
+	p, skip := l.spans[i], at-l.starts[i]
+	return chunkPart{l.chunks[p.chunk], int64(p.in) + skip, min(int64(p.length)-skip, most)}
 }
 
 func (u *chunkUse) add(p part) {
@@ -255,7 +268,7 @@ func (u *chunkUse) add(p part) {
 	u.parts = append(u.parts, p)
 }
 
-// find is the chunk that holds a place of the layer's data.
+// find is the span that holds a place of the layer's data.
 func (l *stackLayer) find(at int64) int {
 	return sort.Search(len(l.starts), func(i int) bool { return l.starts[i] > at }) - 1
 }

@@ -74,7 +74,8 @@ type chainTest struct {
 	id     uint64
 }
 
-// add stores a layer that names pages according to program: triples of place, length and kind.
+// add stores a layer that names pages according to program: triples of place, length and kind, of which one takes what the
+// first layer has at other places.
 func (c *chainTest) add(program []byte) {
 	c.t.Helper()
 	now := &model{}
@@ -88,7 +89,10 @@ func (c *chainTest) add(program []byte) {
 		for i := first; i < min(first+n, modelPages); i++ {
 			kinds[i] = 1 + program[2]%2
 			now[i] = 0
-			if kinds[i] == 1 {
+			switch {
+			case kinds[i] == 1 && program[2]&4 != 0 && len(c.models) > 0 && c.models[0][(i*3+7)%modelPages] != 0:
+				now[i] = c.models[0][(i*3+7)%modelPages]
+			case kinds[i] == 1:
 				c.id++
 				now[i] = c.id
 			}
@@ -99,6 +103,9 @@ func (c *chainTest) add(program []byte) {
 		if k != 0 {
 			spec.Extents = appendExtent(spec.Extents, Extent{Offset: int64(i) * modelPage, Length: modelPage, Zero: k == 2})
 		}
+	}
+	if n := len(c.layers); n > 0 {
+		spec.Like = c.layers[c.id%uint64(n)]
 	}
 	info, err := c.store.Write(c.t.Context(), spec)
 	if err != nil {
@@ -184,6 +191,13 @@ func (c *chainTest) run(program []byte) {
 		}
 		c.check(info.Digest, c.models[top], -1)
 		c.check(info.Digest, c.models[top], over)
+		shared, err := c.store.MergeShared(c.t.Context(), c.layers[top], onto)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		c.check(shared.Digest, c.models[top], -1)
+		c.check(shared.Digest, c.models[top], over)
+		c.own(shared.Digest, c.models[top])
 		if over >= 0 {
 			continue
 		}
@@ -212,6 +226,22 @@ func (c *chainTest) run(program []byte) {
 		c.layers, c.models = append(c.layers[:k:k], info.Digest), append(c.models[:k:k], c.models[k+1])
 		c.add([]byte{byte(k*31 + round), 40, 0, byte(k * 17), 9, 1})
 		c.check(c.layers[k+1], c.models[k+1], -1)
+	}
+}
+
+// own gives a layer chunks of its own: they hold what it names, and nothing else.
+func (c *chainTest) own(d Digest, want *model) {
+	c.t.Helper()
+	replaced, err := c.store.Own(c.t.Context(), d)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	if info, ok := replaced[d]; ok {
+		d = info.Digest
+	}
+	c.check(d, want, -1)
+	if shares, err := c.store.Shares(c.t.Context(), d); err != nil || shares {
+		c.t.Fatalf("it shares chunks: %v, %v", shares, err)
 	}
 }
 

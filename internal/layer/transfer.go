@@ -36,6 +36,7 @@ type Map struct {
 	Size     int64 // of the memory or disk
 	OwnBytes int64 // of data pages, uncompressed
 	Chunks   []Chunk
+	Shares   bool // it uses parts of chunks only
 }
 
 // ParseMap reads a map, of which nothing is trusted. The error says what is wrong with it.
@@ -48,7 +49,7 @@ func ParseMap(b []byte) (Map, error) {
 		return Map{}, err
 	}
 	out := Map{
-		Digest: sha256.Sum256(b), Parent: m.parent, PageSize: m.pageSize, Size: m.size, OwnBytes: m.dataBytes(),
+		Digest: sha256.Sum256(b), Parent: m.parent, PageSize: m.pageSize, Size: m.size, OwnBytes: m.dataBytes(), Shares: m.spans != nil,
 		Chunks: make([]Chunk, len(m.chunks)),
 	}
 	for i, c := range m.chunks {

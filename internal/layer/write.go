@@ -25,6 +25,9 @@ type WriteSpec struct {
 	Parent   Digest // zero: a root, whose unnamed pages are zero
 	Extents  []Extent
 	From     io.ReaderAt // content of the data extents, read concurrently; it must not change meanwhile
+	// Like is a layer that is to share its chunks with this one: pages that it has too, wherever, are not stored again. It
+	// is but a hint: one that cannot be read, or is too large, is not used. Zero: none.
+	Like Digest
 }
 
 // Write stores a layer and returns when it would survive a power cut. Equal specs give equal digests, and content that
@@ -55,14 +58,19 @@ func (s *Store) write(ctx context.Context, spec WriteSpec) (Info, error) {
 		return Info{}, err
 	}
 	defer dir.Close()
-	pieces := cut(m.runs, m.pageSize)
-	m.chunks = make([]chunkRef, len(pieces))
-	if m.encodedBytes() > maxMapBytes {
-		return Info{}, fmt.Errorf("its pages are too scattered: %d runs", len(m.runs))
-	}
-	if err := s.writeChunks(ctx, spec.From, pieces, m.chunks); err != nil {
+	ranges, err := s.unlike(ctx, spec, m)
+	if err != nil {
 		return Info{}, err
 	}
+	a := arrange(ranges, false)
+	if a.encodedBytes(m) > maxMapBytes {
+		return Info{}, fmt.Errorf("its pages are too scattered: %d runs", len(m.runs))
+	}
+	chunks, err := s.writePieces(ctx, spec.From, a.pieces)
+	if err != nil {
+		return Info{}, err
+	}
+	m.refer(a.parts(chunks))
 	return s.finish(ctx, m, dir)
 }
 
@@ -125,9 +133,10 @@ func (s *Store) plan(spec WriteSpec) (*pageMap, error) {
 	return m, nil
 }
 
-// writeChunks stores the content of every piece and fills in chunks.
-func (s *Store) writeChunks(ctx context.Context, from io.ReaderAt, pieces []piece, chunks []chunkRef) error {
-	return parallel(ctx, len(pieces), func() (worker, error) {
+// writePieces stores the content of every piece.
+func (s *Store) writePieces(ctx context.Context, from io.ReaderAt, pieces []piece) ([]chunkRef, error) {
+	chunks := make([]chunkRef, len(pieces))
+	err := parallel(ctx, len(pieces), func() (worker, error) {
 		w, err := s.newChunkWriter()
 		if err != nil {
 			return worker{}, err
@@ -143,15 +152,23 @@ func (s *Store) writeChunks(ctx context.Context, from io.ReaderAt, pieces []piec
 		}
 		return worker{do, w.close}, nil
 	})
+	return chunks, err
 }
 
-func (p piece) readFrom(from io.ReaderAt, plain []byte) error {
-	for _, seg := range p.segments {
-		n, err := from.ReadAt(plain[:seg.length], seg.offset)
-		if int64(n) < seg.length {
-			return fmt.Errorf("read %d bytes at %d: %w", seg.length, seg.offset, err)
+func (p *piece) readFrom(from io.ReaderAt, plain []byte) error {
+	for _, r := range p.parts {
+		if err := readPart(from, plain[:r.length], r.offset); err != nil {
+			return err
 		}
-		plain = plain[seg.length:]
+		plain = plain[r.length:]
+	}
+	return nil
+}
+
+func readPart(from io.ReaderAt, plain []byte, offset int64) error {
+	n, err := from.ReadAt(plain, offset)
+	if n < len(plain) {
+		return fmt.Errorf("read %d bytes at %d: %w", len(plain), offset, err)
 	}
 	return nil
 }
