@@ -25,7 +25,8 @@ func (a *App) serve() *cobra.Command {
 		Long: "Run the daemon in the foreground, on a unix socket that only its owner may open. Other verbs start one in\n" +
 			"the background by themselves. With --bind it serves TCP as well, to those who show a token (forkd token).\n\n" +
 			"What a flag sets the environment can, too. More of that: FORKD_ACCELERATOR (auto, tcg, kvm), FORKD_MAX_SANDBOXES,\n" +
-			"FORKD_HOT_MAX_BYTES, FORKD_STEP_MAX_BYTES (what finished steps of builds may take that nothing stands on).",
+			"FORKD_HOT_MAX_BYTES, FORKD_STEP_MAX_BYTES (what finished steps of builds may take that nothing stands on),\n" +
+			"FORKD_STORE_MAX_BYTES (what all snapshots may take: the least recently used go).",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			report := func(error) {}

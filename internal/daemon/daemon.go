@@ -51,6 +51,7 @@ type Config struct {
 	DiskKept     int64
 	HotMaxBytes  int64
 	StepMaxBytes int64
+	Keep         host.Keeping
 	Patience     time.Duration // with a guest that awakens
 	Network      Network
 	Domain       string   // below which ports of sandboxes are served by name; "": they are not
@@ -62,6 +63,9 @@ type Config struct {
 	Notify       string           // the socket of the service manager that started it; "": there is none
 	Log          *slog.Logger
 }
+
+// maxKeep is more of anything than a store ever holds, and of seconds a duration can have.
+const maxKeep = 1 << 31
 
 // maxPatience with a guest is a day, in seconds.
 const maxPatience = 24 * 60 * 60
@@ -87,6 +91,9 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 	c.DiskKept = number("FORKD_DISK_RESERVE_BYTES", 1)
 	c.HotMaxBytes = number("FORKD_HOT_MAX_BYTES", 1)
 	c.StepMaxBytes = number("FORKD_STEP_MAX_BYTES", 1)
+	c.Keep.MaxBytes = number("FORKD_STORE_MAX_BYTES", 1)
+	c.Keep.KeepLast = int(min(number("FORKD_STORE_KEEP_LAST", 1), maxKeep))
+	c.Keep.OlderThan = time.Duration(min(number("FORKD_STORE_MAX_AGE_SECONDS", 1), maxKeep)) * time.Second
 	c.Patience = time.Duration(min(number("FORKD_GUEST_PATIENCE_SECONDS", 1), maxPatience)) * time.Second
 	c.Accelerator = getenv("FORKD_ACCELERATOR")
 	switch c.Accelerator {
@@ -274,7 +281,7 @@ func openHost(ctx context.Context, cfg Config, ad advert, m *meters) (*host.Host
 	h, err := host.Open(ctx, host.Config{
 		Networks: networks, Version: cfg.Version,
 		Home: cfg.Home, Engine: eng, Agent: agent, Log: cfg.Log, MaxSandboxes: cfg.MaxSandboxes, HotMaxBytes: cfg.HotMaxBytes,
-		StepMaxBytes: cfg.StepMaxBytes, Took: m.took, Groups: cfg.groups(),
+		StepMaxBytes: cfg.StepMaxBytes, Keep: cfg.Keep, Took: m.took, Groups: cfg.groups(),
 		MaxForks: cfg.MaxForks, MemoryReserve: cfg.MemoryKept, DiskReserve: cfg.DiskKept, Patience: cfg.Patience,
 		Changed: func(tags []string) {
 			if err := ad.write(tags); err != nil {

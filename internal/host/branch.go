@@ -70,6 +70,7 @@ type branch struct {
 	frozen  time.Duration // the source's processes stood still
 	disks   []string      // those, the lowest first
 
+	build    *build                // whose step it is, which may have been built before, a little different; else nil
 	describe func(*store.Snapshot) // of a step of a build, whose record is not a branch's; else nil
 	copied   func()                // gives back the promise of memory for the copy
 	undo     undo.Stack            // what holds as long as the branch is in progress
@@ -93,7 +94,11 @@ func (h *Host) Branch(ctx context.Context, id string, spec BranchSpec) (Snapshot
 	if err := lineage.CheckTag(spec.Tag); err != nil {
 		return SnapshotView{}, err
 	}
-	if err := b.take(ctx, spec); err != nil {
+	err = h.quota(ctx, spec.Tag)
+	if err == nil {
+		err = b.take(ctx, spec)
+	}
+	if err != nil {
 		h.took(TimedBranch, string(b.mode), err, b.began)
 		return SnapshotView{}, fmt.Errorf("branch %s: %w", s.id, s.orEnded(err))
 	}

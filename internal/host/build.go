@@ -20,6 +20,7 @@ import (
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/events"
 	"forkd.dev/forkd/internal/image"
+	"forkd.dev/forkd/internal/layer"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/memory"
 	"forkd.dev/forkd/internal/network/egress"
@@ -94,6 +95,11 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 		return SnapshotView{}, err
 	}
 	defer release()
+	if h.tagFree(spec.Tag) == nil { // else there is nothing to make, or nothing more
+		if err := h.quota(ctx, spec.Tag); err != nil {
+			return SnapshotView{}, fmt.Errorf("build %s: %w", spec.Tag, err)
+		}
+	}
 	features, err := h.Features(ctx)
 	if err != nil {
 		return SnapshotView{}, err
@@ -119,6 +125,7 @@ func (h *Host) Build(ctx context.Context, spec BuildSpec, progress func(Event)) 
 		return SnapshotView{}, fmt.Errorf("build %s: %w", spec.Tag, err)
 	}
 	h.events.Emit(events.Event{Type: events.BuildFinished, Snapshot: spec.Tag})
+	h.tidy(context.WithoutCancel(ctx), spec.Tag)
 	return h.viewSnapshot(m), nil
 }
 
@@ -354,7 +361,8 @@ func (b *build) keep(ctx context.Context, img store.Image, w *warmed, overlay, b
 		return store.Snapshot{}, err
 	}
 	defer release()
-	mem, err := memory.Save(ctx, b.h.layers, w.checkpoint.Memory, [32]byte{}, nil)
+	like := b.h.alike(b.spec.Tag, b.recipe.Name, img.ID, w.checkpoint.Format)
+	mem, err := memory.SaveLike(ctx, b.h.layers, memory.View{Image: w.checkpoint.Memory}, nil, layer.Digest{}, nil, like)
 	if err != nil {
 		return store.Snapshot{}, fmt.Errorf("store memory: %w", err)
 	}

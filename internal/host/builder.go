@@ -235,7 +235,7 @@ func (bl *builder) keep(ctx context.Context, s *buildStep) error {
 	}
 	// What comes next stands on what was before, and not on what that stood on, so that each has its own pages only.
 	bl.await(ctx)
-	br := &branch{h: bl.h, s: bl.s, mode: BranchDiff, reason: "a step of a build"}
+	br := &branch{h: bl.h, s: bl.s, mode: BranchDiff, reason: "a step of a build", build: bl.b}
 	br.describe = func(m *store.Snapshot) {
 		// What its commands may reach is not for who looks at a step.
 		m.Source, m.Branch, m.Egress = s.key, nil, bl.from.Egress

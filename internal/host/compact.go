@@ -31,6 +31,9 @@ func (h *Host) Compact(ctx context.Context, tag, to string) (SnapshotView, error
 	if err := h.tagFree(to); err != nil {
 		return SnapshotView{}, err
 	}
+	if err := h.quota(ctx, to); err != nil {
+		return SnapshotView{}, err
+	}
 	m, err := h.snapshot(tag) // only now: it may have been removed just before we held it
 	if err != nil {
 		return SnapshotView{}, err
@@ -39,6 +42,7 @@ func (h *Host) Compact(ctx context.Context, tag, to string) (SnapshotView, error
 	if err != nil {
 		return SnapshotView{}, fmt.Errorf("compact %s: %w", tag, h.explainFull(err))
 	}
+	h.tidy(context.WithoutCancel(ctx), to)
 	return h.viewSnapshot(c), nil
 }
 
@@ -52,11 +56,11 @@ func (h *Host) compact(ctx context.Context, m store.Snapshot, to string) (store.
 		return m, err
 	}
 	defer release()
-	mem, err := h.layers.Merge(ctx, m.Memory, layer.Digest{})
+	mem, err := h.layers.MergeShared(ctx, m.Memory, layer.Digest{})
 	if err != nil {
 		return m, fmt.Errorf("merge memory: %w", err)
 	}
-	dsk, err := h.layers.Merge(ctx, m.Disk, m.ImageDisk)
+	dsk, err := h.layers.MergeShared(ctx, m.Disk, m.ImageDisk)
 	if err != nil {
 		return m, fmt.Errorf("merge disk: %w", err)
 	}

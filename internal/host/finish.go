@@ -42,6 +42,9 @@ func (b *branch) finish(ctx context.Context, free, done func()) {
 		return
 	}
 	b.h.cfg.Changed(b.h.Tags())
+	if !lineage.IsStep(m.Tag) {
+		b.h.tidy(ctx, m.Tag)
+	}
 }
 
 // complete waits for the memory of the instant, makes it hot, so that children can be forked, and then writes the layers
@@ -157,7 +160,7 @@ func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 // writeMemory stores the pages that differ from the parent's.
 func (b *branch) writeMemory(ctx context.Context, c *engine.Captured, v memory.View, parent store.Snapshot) (layer.Info, error) {
 	if b.mode == BranchFull {
-		return memory.SaveView(ctx, b.h.layers, v, nil, layer.Digest{}, nil)
+		return memory.SaveLike(ctx, b.h.layers, v, nil, layer.Digest{}, nil, parent.Memory)
 	}
 	hot, err := b.h.hot.acquireBelow(ctx, parent)
 	if err != nil {
@@ -170,7 +173,11 @@ func (b *branch) writeMemory(ctx context.Context, c *engine.Captured, v memory.V
 		named = c.Pages.Extents()
 	}
 	below := b.h.hot.view(hot)
-	return memory.SaveView(ctx, b.h.layers, v, named, parent.Memory, &below)
+	var like layer.Digest
+	if b.build != nil && b.build.recipe != nil {
+		like = b.h.alike(b.build.spec.Tag, b.build.recipe.Name, parent.Image, parent.Engine)
+	}
+	return memory.SaveLike(ctx, b.h.layers, v, named, parent.Memory, &below, like)
 }
 
 // writeDisk stores the blocks written since the parent. For a branch that stands on nothing the whole chain down to the

@@ -15,8 +15,8 @@ import (
 )
 
 // GCSpec says what may go beside what nothing needs any more. A snapshot goes if it is older and not among the last that are
-// kept, as far as those were given; then the least recently used until the rest takes no more than MaxBytes. One that is
-// pinned, in use, or that something stays on never does.
+// kept, as far as those were given; then the least recently used, but for the last that are kept, until the rest takes no
+// more than MaxBytes. One that is pinned, in use, or that something stays on never does.
 type GCSpec struct {
 	OlderThan time.Duration // not used for so long; 0: however long
 	KeepLast  int           // of each recipe so many, the newest; 0: none
@@ -77,6 +77,11 @@ func (h *Host) unpinned(tags ...string) error {
 
 // GC removes what the spec lets go, and then every layer that nothing needs. With DryRun it says what that would be.
 func (h *Host) GC(ctx context.Context, spec GCSpec) (GCResult, error) {
+	return h.gc(ctx, spec, "")
+}
+
+// gc does it for the daemon, too, but for the tag that it spares.
+func (h *Host) gc(ctx context.Context, spec GCSpec, spare string) (GCResult, error) {
 	if spec.OlderThan < 0 || spec.KeepLast < 0 || spec.MaxBytes < 0 {
 		return GCResult{}, invalid("ages, numbers and sizes are not negative")
 	}
@@ -84,19 +89,25 @@ func (h *Host) GC(ctx context.Context, spec GCSpec) (GCResult, error) {
 	if err != nil {
 		return GCResult{}, err
 	}
+	needed := func(tag string, gone map[string]bool) string {
+		if tag == spare {
+			return "it was just made"
+		}
+		return h.neededLocked(tag, pins, gone)
+	}
 	res := GCResult{Kept: map[string]string{}}
 	before, err := h.layers.Usage(ctx, h.roots(nil, nil))
 	if err != nil {
 		return res, fmt.Errorf("nothing was removed: %w", err)
 	}
 	gone := map[string]bool{}
-	h.choose(spec, pins, gone, &res)
+	h.choose(spec, needed, gone, &res)
 	left, err := h.layers.Usage(ctx, h.roots(gone, nil))
 	if err != nil {
 		return res, fmt.Errorf("nothing was removed: %w", err)
 	}
 	for spec.MaxBytes > 0 && left.Kept > spec.MaxBytes {
-		if !h.chooseOldest(pins, gone, &res) {
+		if !h.chooseOldest(spec, needed, gone, &res) {
 			break
 		}
 		if left, err = h.layers.Usage(ctx, h.roots(gone, nil)); err != nil {
@@ -118,8 +129,11 @@ func (h *Host) GC(ctx context.Context, spec GCSpec) (GCResult, error) {
 	return res, err
 }
 
+// whyNeeded says why a snapshot cannot go, or "". It is called with mu held.
+type whyNeeded func(tag string, gone map[string]bool) string
+
 // choose marks what goes for its age or because there are newer ones.
-func (h *Host) choose(spec GCSpec, pins, gone map[string]bool, res *GCResult) {
+func (h *Host) choose(spec GCSpec, needed whyNeeded, gone map[string]bool, res *GCResult) {
 	if spec.OlderThan == 0 && spec.KeepLast == 0 {
 		return
 	}
@@ -134,7 +148,7 @@ func (h *Host) choose(spec GCSpec, pins, gone map[string]bool, res *GCResult) {
 			if gone[tag] || newest[tag] || spec.OlderThan > 0 && time.Since(used) < spec.OlderThan || lineage.IsStep(tag) && spec.OlderThan == 0 {
 				continue
 			}
-			if why := h.neededLocked(tag, pins, gone); why != "" {
+			if why := needed(tag, gone); why != "" {
 				if !lineage.IsStep(tag) {
 					res.Kept[tag] = why
 				}
@@ -162,14 +176,19 @@ func (h *Host) mark(tag, why string, gone map[string]bool, res *GCResult) {
 }
 
 // chooseOldest marks the least recently used that nothing needs.
-func (h *Host) chooseOldest(pins, gone map[string]bool, res *GCResult) bool {
+func (h *Host) chooseOldest(spec GCSpec, needed whyNeeded, gone map[string]bool, res *GCResult) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	newest := h.newest(spec.KeepLast)
 	for _, tag := range h.byUse() {
 		if gone[tag] {
 			continue
 		}
-		if why := h.neededLocked(tag, pins, gone); why != "" {
+		if newest[tag] {
+			res.Kept[tag] = fmt.Sprintf("it is among the newest %d of its recipe", spec.KeepLast)
+			continue
+		}
+		if why := needed(tag, gone); why != "" {
 			if !lineage.IsStep(tag) {
 				res.Kept[tag] = why
 			}
@@ -275,7 +294,7 @@ func (h *Host) removeChosen(ctx context.Context, res *GCResult) {
 		if item.Kind == "image" {
 			item.Err = h.RemoveImage(ctx, item.Name)
 		} else {
-			item.Err = h.removeStep(item.Name) // refuses what has come to be in use meanwhile
+			item.Err = h.removeStep(item.Name, item.Why) // refuses what has come to be in use meanwhile
 		}
 		if errors.Is(item.Err, ErrNotFound) {
 			item.Err = nil

@@ -31,13 +31,14 @@ type Config struct {
 	// Version of this forkd, for those who ask what made something.
 	Version string
 
-	MaxSandboxes  int   // at once, but for suspended ones; 0: 1000
-	MaxForks      int   // of one call; 0: 1000
-	MemoryReserve int64 // of the host's memory that sandboxes do not get; 0: 256 MiB
-	DiskReserve   int64 // of the store's disk that new ones do not get; 0: 2 % of it, at most 1 GiB
-	HotMaxBytes   int64 // memory images kept ready; 0: half of the host's memory
-	StepMaxBytes  int64 // steps of builds kept that no snapshot stands on; 0: 16 GiB
-	Parallel      int   // children restored at once; 0: one a CPU
+	MaxSandboxes  int     // at once, but for suspended ones; 0: 1000
+	MaxForks      int     // of one call; 0: 1000
+	MemoryReserve int64   // of the host's memory that sandboxes do not get; 0: 256 MiB
+	DiskReserve   int64   // of the store's disk that new ones do not get; 0: 2 % of it, at most 1 GiB
+	HotMaxBytes   int64   // memory images kept ready; 0: half of the host's memory
+	Keep          Keeping // what stays of the snapshots that are made
+	StepMaxBytes  int64   // steps of builds kept that no snapshot stands on; 0: 16 GiB
+	Parallel      int     // children restored at once; 0: one a CPU
 
 	// Patience is how long a guest may take to confirm that it has awakened; 0: 30 s.
 	Patience time.Duration
@@ -89,6 +90,9 @@ type Host struct {
 
 	probeMu  sync.Mutex
 	features *engine.Features
+
+	tidying sync.Mutex // held while the policy is applied
+	owning  sync.Mutex // held while a snapshot is given chunks of its own
 
 	mu        sync.Mutex
 	snapshots map[string]store.Snapshot // by tag

@@ -77,6 +77,13 @@ func (p *Packed) collect(ctx context.Context, h *Host, m store.Snapshot, clean *
 		spec.State = func(store.Snapshot) ([]byte, error) { return clean.state, nil }
 		return p.take(ctx, spec, manifest)
 	}
+	if err := h.ownLine(ctx, m.Tag); err != nil {
+		return err
+	}
+	m, err := h.snapshot(m.Tag)
+	if err != nil {
+		return err
+	}
 	line, forget, err := h.claimLine(m)
 	if err != nil {
 		return err

@@ -114,6 +114,7 @@ func (h *Host) Receive(ctx context.Context, m *pack.Manifest, opts ReceiveOption
 		h.collect(context.WithoutCancel(ctx)) // layers that may be in the store already
 		return got, h.explainFull(err)
 	}
+	h.tidy(context.WithoutCancel(ctx), tag)
 	if opts.Dir != "" {
 		return got, sink.Close()
 	}
@@ -174,6 +175,9 @@ func (h *Host) acceptable(ctx context.Context, m *pack.Manifest, tag string, opt
 			return hint(fmt.Errorf("%w: children of %s may reach what they like or some of it, by its record", ErrWider, s.Tag),
 				"ask somebody with a token of scope admin to unpack it")
 		}
+	}
+	if err := h.quota(ctx, tag); err != nil {
+		return err
 	}
 	free, size, err := h.cfg.Disk(h.cfg.Home.Root)
 	if err != nil {
@@ -412,7 +416,7 @@ func (e *entering) write(ctx context.Context) error {
 		if err := h.enterSnapshot(ctx, s, state, false); err != nil {
 			return err
 		}
-		e.undo.Add(func() { h.warn(h.removeLeaf(s.Tag)) })
+		e.undo.Add(func() { h.warn(h.removeLeaf(s.Tag, "")) })
 	}
 	return nil
 }

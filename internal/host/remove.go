@@ -68,7 +68,7 @@ func (h *Host) RemoveSnapshot(ctx context.Context, tag string, opts RemoveOption
 	var removed []string
 	slices.Reverse(down) // the leaves first, so that an interrupted removal leaves nothing without its parent
 	for _, t := range append(down, tag) {
-		if err := h.removeLeaf(t); err != nil {
+		if err := h.removeLeaf(t, ""); err != nil {
 			return removed, err
 		}
 		removed = append(removed, t)
@@ -163,8 +163,8 @@ func (h *Host) holdAll(tags []string, what string) (release func(), err error) {
 	return release, nil
 }
 
-// removeLeaf removes a snapshot that no other stands on.
-func (h *Host) removeLeaf(tag string) error {
+// removeLeaf removes a snapshot that no other stands on, and tells why, if there is a reason.
+func (h *Host) removeLeaf(tag, why string) error {
 	m, err := h.snapshot(tag)
 	if err != nil {
 		return err
@@ -179,7 +179,7 @@ func (h *Host) removeLeaf(tag string) error {
 	delete(h.snapshots, tag)
 	delete(h.stepUse, tag)
 	h.mu.Unlock()
-	h.tellSnapshot(events.SnapshotRemoved, tag, "", "")
+	h.tellSnapshot(events.SnapshotRemoved, tag, "", why)
 	return nil
 }
 

@@ -293,7 +293,7 @@ func (h *Host) cleaned(ctx context.Context, m store.Snapshot, found []finding, r
 		return nil, release, err
 	}
 	defer func() {
-		if err := h.removeStep(step.Tag); err != nil {
+		if err := h.removeStep(step.Tag, ""); err != nil {
 			h.log.Warn("remove what was packed", "step", step.Tag, "error", err)
 		}
 	}()

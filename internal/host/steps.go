@@ -150,7 +150,7 @@ func (h *Host) trimSteps(ctx context.Context) {
 			break
 		}
 		tried[victim] = true
-		if err := h.removeStep(victim); err != nil {
+		if err := h.removeStep(victim, ""); err != nil {
 			if !errors.Is(err, ErrBusy) {
 				h.log.Warn("remove an old step", "step", victim, "error", err)
 			}
@@ -164,8 +164,8 @@ func (h *Host) trimSteps(ctx context.Context) {
 	}
 }
 
-// removeStep removes one that nothing stands on, and leaves its layers to be collected.
-func (h *Host) removeStep(tag string) error {
+// removeStep removes one that nothing stands on, and leaves its layers to be collected. Why is told of a user's snapshot.
+func (h *Host) removeStep(tag, why string) error {
 	release, err := h.hold(tag, removeWhat)
 	if err != nil {
 		return err
@@ -174,7 +174,7 @@ func (h *Host) removeStep(tag string) error {
 	if err := h.unclaimed(tag, nil); err != nil {
 		return err
 	}
-	return h.removeLeaf(tag)
+	return h.removeLeaf(tag, why)
 }
 
 // removeStepsOn removes the steps that stand on a snapshot, if nothing else does: the cache is no reason to keep what a
@@ -187,7 +187,7 @@ func (h *Host) removeStepsOn(tag string) error {
 		return nil
 	}
 	for _, t := range slices.Backward(down) {
-		if err := h.removeStep(t); err != nil {
+		if err := h.removeStep(t, ""); err != nil {
 			return fmt.Errorf("remove the steps of builds on %s: %w", tag, err)
 		}
 	}
@@ -210,7 +210,7 @@ func (h *Host) removeStepsOf(image string) ([]string, error) {
 		if err := h.removeStepsOn(tag); err != nil {
 			return nil, err
 		}
-		if err := h.removeStep(tag); err != nil {
+		if err := h.removeStep(tag, ""); err != nil {
 			return nil, err
 		}
 	}

@@ -100,6 +100,9 @@ func (c *collector) chain(ctx context.Context, d layer.Digest) (chunks []layer.C
 		if err != nil {
 			return nil, err
 		}
+		if m.Shares { // The rest of its chunks may be somebody else's secrets.
+			return nil, fmt.Errorf("layer %s shares chunks with others", d)
+		}
 		if err := c.frame(Map, b); err != nil {
 			return nil, err
 		}

@@ -2,6 +2,7 @@ package pack
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -147,6 +148,9 @@ func (v *verifier) chain(ctx context.Context, d layer.Digest) error {
 }
 
 func (v *verifier) chunks(m layer.Map) error {
+	if m.Shares {
+		return errors.New("it uses parts of chunks: a pack has nothing that is not needed")
+	}
 	for _, c := range m.Chunks {
 		x, ok := v.m.member(Chunk, c.Digest)
 		if !ok {
