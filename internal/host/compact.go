@@ -32,7 +32,7 @@ func (h *Host) Compact(ctx context.Context, tag, to string) (SnapshotView, error
 		return SnapshotView{}, err
 	}
 	if err := h.quota(ctx, to); err != nil {
-		return SnapshotView{}, err
+		return SnapshotView{}, fmt.Errorf("compact %s: %w", tag, err)
 	}
 	m, err := h.snapshot(tag) // only now: it may have been removed just before we held it
 	if err != nil {
