@@ -37,8 +37,19 @@ def _warm():
     plt.close(figure)
 
 
+def _packages():
+    # Where pip puts a user's packages: an interpreter looks there only if it is there when it starts.
+    import os
+    import site
+
+    where = site.getusersitepackages()
+    os.makedirs(where, exist_ok=True)
+    site.addsitedir(where)
+
+
 _warm()
-del _warm
+_packages()
+del _warm, _packages
 plt.plot([1, 2])  # and is shown, as a child's figures are
 plt.show()
 plt.close("all")

@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 import uuid
+import zipfile
 
 import e2b
 from e2b import AsyncSandbox, CommandExitException, NotFoundException, SandboxQuery, SandboxState
@@ -283,6 +284,22 @@ def register(suite):
         results = []
         sb.run_code("display('one'); display('two'); 'three'", on_result=results.append)
         same([(r.text, r.is_main_result) for r in results], [("'one'", False), ("'two'", False), ("'three'", True)])
+
+    @check("docs: install packages", slow=True)
+    def packages(sb):
+        if not sb.commands.run("command -v pip || true").stdout:
+            raise absent("the template has no pip")
+        wheel = io.BytesIO()
+        with zipfile.ZipFile(wheel, "w") as z:  # sandboxes here need not reach an index
+            z.writestr("brought.py", "answer = 42\n")
+            z.writestr("brought-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
+            z.writestr("brought-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            z.writestr("brought-1.0.dist-info/RECORD", "")
+        sb.files.write("/tmp/brought-1.0-py3-none-any.whl", wheel.getvalue())
+        e = sb.run_code("%pip install --no-index /tmp/brought-1.0-py3-none-any.whl\nimport brought\nbrought.answer", timeout=300)
+        same((e.error, e.text), (None, "42"))  # in the interpreter that ran already
+        same(sb.commands.run("python3 -c 'import brought; print(brought.answer)'").stdout, "42\n")
+        same("brought" in sb.commands.run("pip list", timeout=300).stdout, True)
 
     @check("docs: tables of pandas", slow=True)
     def tables(sb):
