@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -157,6 +158,11 @@ func (s *Server) removeContext(w http.ResponseWriter, r *http.Request) error {
 // interruptTimeout bounds the end of code that nobody waits for any more.
 const interruptTimeout = 5 * time.Second
 
+// isPromise says whether code has given a promise of a value and not a value.
+func isPromise(language string, v *wire.Result) bool {
+	return (language == "javascript" || language == "typescript") && v.Main && strings.HasPrefix(v.Text, "Promise {")
+}
+
 // execute runs code and sends what it gives as lines of JSON, as it comes.
 func (s *Server) execute(w http.ResponseWriter, r *http.Request) error {
 	var req struct {
@@ -195,15 +201,24 @@ func (s *Server) execute(w http.ResponseWriter, r *http.Request) error {
 	stop := out.beginSoon()
 	defer stop()
 	stdout, stderr := out.text("stdout"), out.text("stderr")
-	res, err := call.Evaluate(r.Context(), conn, ask, call.Evaluation{
+	promised := false
+	evaluation := call.Evaluation{
 		Output: call.Output{Stdout: stdout, Stderr: stderr},
 		Show: func(v *wire.Result) error {
+			if promised = isPromise(language, v); promised {
+				return nil
+			}
 			if err := errors.Join(stdout.Flush(), stderr.Flush()); err != nil {
 				return err
 			}
 			return out.send(resultEvent{"result", *v})
 		},
-	})
+	}
+	res, err := call.Evaluate(r.Context(), conn, ask, evaluation)
+	if err == nil && promised { // on E2B what code gives is awaited
+		ask.Code = "await _"
+		res, err = call.Evaluate(r.Context(), conn, ask, evaluation)
+	}
 	if r.Context().Err() != nil {
 		// Nobody waits for the result; the next evaluation should not have to.
 		stop, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), interruptTimeout)

@@ -40,6 +40,25 @@ func TestNotebook(t *testing.T) {
 	}
 }
 
+// TestPromise: what JavaScript gives is looked into alone, and only what is a promise as a whole is awaited.
+func TestPromise(t *testing.T) {
+	for _, c := range []struct {
+		language, text string
+		main, want     bool
+	}{
+		{"javascript", "Promise { 42 }", true, true},
+		{"typescript", "Promise { <pending> }", true, true},
+		{"javascript", "Promise { 42 }", false, false}, // shown on the way
+		{"javascript", "[ Promise { 42 } ]", true, false},
+		{"javascript", "'Promise { 42 }'", true, false},
+		{"python", "Promise { 42 }", true, false},
+	} {
+		if got := isPromise(c.language, &wire.Result{Text: c.text, Main: c.main}); got != c.want {
+			t.Errorf("%+v: %v", c, got)
+		}
+	}
+}
+
 // FuzzNotebook: code without a line that is for the shell, and not indented, is left alone.
 func FuzzNotebook(f *testing.F) {
 	for _, seed := range []string{"!ls", "  x = 1", "'''\n!a", "\\", "'\\", "x\n%pip", "\"\"\"\\\"\"\"", "#\\\n!a", "\r\n \n!"} {
