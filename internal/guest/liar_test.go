@@ -450,6 +450,7 @@ func callers() map[string]func(ctx context.Context, c *guest.Conn) error {
 
 // TestLiarCalls: every lie to every call.
 func TestLiarCalls(t *testing.T) {
+	testenv.OncePerRun(t)
 	for lie, answer := range lies() {
 		t.Run(lie, func(t *testing.T) {
 			t.Parallel()
