@@ -90,8 +90,13 @@ func ReadDeb(r io.Reader) (*Deb, error) {
 	return d, nil
 }
 
-// Data is the data part, to be read once. Names in it are as the package has them: see CleanName.
-func (d *Deb) Data() *tar.Reader { return tar.NewReader(d.data) }
+// Data is the data part, to be read once. Names in it are as the package has them: see CleanName. The Deb forgets it: a decompressor
+// keeps its dictionary, 8 MiB mostly, for as long as somebody knows it, and an image has hundreds of packages.
+func (d *Deb) Data() *tar.Reader {
+	data := d.data
+	d.data = strings.NewReader("")
+	return tar.NewReader(data)
+}
 
 // arMember reads a member header of the common ar format. Debian uses short names only, and no symbol tables.
 func arMember(r io.Reader) (name string, size int64, err error) {

@@ -162,3 +162,21 @@ func FuzzReadDeb(f *testing.F) {
 		}
 	})
 }
+
+// TestDataIsForgotten: what has been read of a package is kept by nobody, as its decompressor has megabytes.
+func TestDataIsForgotten(t *testing.T) {
+	deb, err := ReadDeb(bytes.NewReader(testDeb(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	data := deb.data
+	if _, err := deb.Data().Next(); err != nil {
+		t.Fatal(err)
+	}
+	if deb.data == data {
+		t.Error("it still has its data part")
+	}
+	if _, err := deb.Data().Next(); !errors.Is(err, io.EOF) {
+		t.Errorf("read again: %v, want EOF", err)
+	}
+}
