@@ -17,11 +17,7 @@ import (
 func (h *Host) ownLine(ctx context.Context, tag string) error {
 	h.owning.Lock() // who comes second finds it done
 	defer h.owning.Unlock()
-	h.mu.Lock()
-	tags := append(lineage.Ancestors(tag, h.family()), tag)
-	h.mu.Unlock()
-	// Steps stay as they are: they do not leave.
-	tags = slices.DeleteFunc(tags, func(t string) bool { return lineage.IsStep(t) && t != tag })
+	tags := h.leaving(tag)
 	shared, err := h.shared(ctx, tags)
 	if err != nil || !shared {
 		return err
@@ -42,6 +38,14 @@ func (h *Host) ownLine(ctx context.Context, tag string) error {
 	hold()
 	h.collect(context.WithoutCancel(ctx))
 	return err
+}
+
+// leaving are a snapshot and those that leave the home with it. Steps do not: they stay as they are.
+func (h *Host) leaving(tag string) []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	tags := append(lineage.Ancestors(tag, h.family()), tag)
+	return slices.DeleteFunc(tags, func(t string) bool { return lineage.IsStep(t) && t != tag })
 }
 
 // shared reports whether any of the snapshots uses parts of chunks.

@@ -72,7 +72,14 @@ func TestPackHasNothingOfOthers(t *testing.T) {
 	if err != nil || s[0].Err != nil {
 		t.Fatal(err, s)
 	}
+	// Who looks for a digest has nothing written anew.
+	if tags := h.shelved(ctx); !slices.Equal(tags, []string{"fake"}) {
+		t.Errorf("to find a digest %v are packed, want what shares nothing", tags)
+	}
 	b := packed(t, h, "b")
+	if tags := h.shelved(ctx); !slices.Equal(tags, []string{"a", "b", "fake"}) {
+		t.Errorf("with chunks of their own there are %v", tags)
+	}
 	there := fakeHost(t, newFakeEngine(), nil)
 	got, err := there.Unpack(ctx, bytes.NewReader(b), ReceiveOptions{})
 	if err != nil || !slices.Equal(got.New, []string{"a", "b"}) {

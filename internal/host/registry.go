@@ -307,9 +307,15 @@ func (h *Host) Shelf() *registry.Shelf {
 	}
 }
 
-// shelved are the tags of what is on the shelf, in order: steps of builds are not.
-func (h *Host) shelved() []string {
+// shelved are the tags of what may have been on the shelf before, in order: no steps of builds, and nothing that shares parts of
+// chunks. That is given chunks of its own, and with them its digest, when it is asked for by its tag; to be asked for a digest must
+// not have the store written anew.
+func (h *Host) shelved(ctx context.Context) []string {
 	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(h.snapshots)), lineage.IsStep)
+	tags := slices.DeleteFunc(slices.Sorted(maps.Keys(h.snapshots)), lineage.IsStep)
+	h.mu.Unlock()
+	return slices.DeleteFunc(tags, func(tag string) bool {
+		shared, err := h.shared(ctx, h.leaving(tag))
+		return shared || err != nil
+	})
 }

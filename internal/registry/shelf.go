@@ -27,8 +27,8 @@ type Shelf struct {
 	// Collect takes hold of a snapshot as it is now; the same snapshot gives the same manifest. ID says which it is.
 	Collect func(ctx context.Context, tag string) (*Held, error)
 	ID      func(tag string) (string, error)
-	// Tags are those of all snapshots.
-	Tags func() []string
+	// Tags are those of the snapshots that may be asked for by digest.
+	Tags func(ctx context.Context) []string
 	// Idle is how long an artifact stays after it was asked for last; Most is how many stay.
 	Idle time.Duration
 	Most int
@@ -114,7 +114,7 @@ func (s *Shelf) find(ctx context.Context, digest string) (tag string, err error)
 	defer func() { <-looking }()
 	var unknown []string
 	here := map[string]bool{}
-	for _, tag := range s.Tags() {
+	for _, tag := range s.Tags(ctx) {
 		id, err := s.ID(tag)
 		if err != nil {
 			continue // it has just been removed

@@ -22,7 +22,7 @@ func (h *home) shelfOf(m pack.Manifest, collected *[]string) *Shelf {
 	errNone := errors.New("there is none")
 	return &Shelf{
 		Idle: time.Minute, Most: 2,
-		Tags: func() []string { return []string{"a", "b", "c", "gone"} },
+		Tags: func(context.Context) []string { return []string{"a", "b", "c", "gone"} },
 		ID: func(tag string) (string, error) {
 			if at(tag) < 0 {
 				return "", errNone
