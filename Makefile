@@ -88,7 +88,8 @@ test-newer-qemu: setup-soak build ## captures and branches on the next Debian's 
 soak: setup-soak build ## the long counts: hundreds of boots, ten-minute drifts; a newer QEMU; takes hours
 	$(MAKE) fuzz FUZZTIME=10m FUZZ_PACKAGES="$(FUZZ_PACKAGES) ./internal/e2bapi ./internal/network/netd ./internal/pack ./internal/registry"
 	scripts/test-newer-qemu
-	FORKD_SOAK=1 $(GO) test -count=1 -v -p 1 -timeout 12h $(TESTFLAGS) $$(scripts/vm-packages) ./internal/registry
+	FORKD_SOAK=1 $(GO) test -count=1 -v -p 1 -timeout 12h $(TESTFLAGS) $$(scripts/vm-packages) \
+		$$(grep -rl --include='*_test.go' 'testenv.Soak()' ./internal | xargs -n1 dirname | sort -u)
 
 .PHONY: lint
 lint: setup-build $(LINT) ## go vet, the other architecture, golangci-lint, formatting
