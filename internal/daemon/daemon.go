@@ -44,6 +44,7 @@ type Config struct {
 	JailIDs      qemu.IDs
 	NetworkStage string // the outside of the sandboxes' networks in tests; "": the world
 	UserNetwork  bool   // QEMU's own network, without any policy, to be compared with (forkd bench network)
+	AllLibraries bool   // start QEMU with all its libraries
 	Cgroups      string // auto, off
 	MaxSandboxes int
 	MaxForks     int
@@ -117,6 +118,13 @@ func (c *Config) FromEnv(getenv func(string) string) error {
 			errs = append(errs, fmt.Errorf("FORKD_JAIL_UIDS: %w", err))
 		}
 		c.JailIDs = ids
+	}
+	switch text := getenv("FORKD_QEMU_LIBRARIES"); text {
+	case "", "needed":
+	case "all":
+		c.AllLibraries = true
+	default:
+		errs = append(errs, fmt.Errorf("FORKD_QEMU_LIBRARIES is %q: give needed or all", text))
 	}
 	c.NetworkStage = getenv("FORKD_NETWORK_OUTER")
 	switch text := getenv("FORKD_NETWORK_DEVICE"); text {
@@ -266,8 +274,12 @@ func Run(ctx context.Context, cfg Config, ready func()) (err error) {
 }
 
 func openHost(ctx context.Context, cfg Config, ad advert, m *meters) (*host.Host, error) {
+	libraries := cfg.Home.Libraries()
+	if cfg.AllLibraries {
+		libraries = ""
+	}
 	eng, err := qemu.New(qemu.Config{
-		Accelerator: cfg.Accelerator, Jail: cfg.Jail, JailIDs: cfg.JailIDs, UserNetwork: cfg.UserNetwork,
+		Accelerator: cfg.Accelerator, Jail: cfg.Jail, JailIDs: cfg.JailIDs, UserNetwork: cfg.UserNetwork, Libraries: libraries,
 	})
 	if err != nil {
 		return nil, err

@@ -116,6 +116,11 @@ type Features struct {
 	Layers     []string `json:"layers"`
 	JailReason string   `json:"jail_reason,omitempty"`
 
+	// Without names libraries that the VM program is linked with and started without, because no machine needs them; none for
+	// LibrariesReason, or because that is not asked for.
+	Without         []string `json:"without_libraries,omitempty"`
+	LibrariesReason string   `json:"libraries_reason,omitempty"`
+
 	Snapshots bool `json:"background_snapshots"` // the VM program was built with what live captures need
 
 	// Powers beyond Machine and Engine; a test holds them against the interfaces.

@@ -81,8 +81,14 @@ func engineChecks(f *engine.Features, err error) []Check {
 		}
 		return []Check{{"engine", Fail, err.Error(), remedy}}
 	}
-	checks := []Check{{"engine", Pass, fmt.Sprintf("%s %s at %s, machine %s, CPU %s", f.Format.Engine, f.Format.Version, f.Binary,
-		f.Format.Machine, f.Format.CPUModel), ""}}
+	detail := fmt.Sprintf("%s %s at %s, machine %s, CPU %s", f.Format.Engine, f.Format.Version, f.Binary, f.Format.Machine, f.Format.CPUModel)
+	switch {
+	case len(f.Without) > 0:
+		detail += fmt.Sprintf("; started without %d libraries that no machine needs", len(f.Without))
+	case f.LibrariesReason != "":
+		detail += "; " + f.LibrariesReason
+	}
+	checks := []Check{{"engine", Pass, detail, ""}}
 	reason := cmp.Or(f.AcceleratorReason, "not usable")
 	if f.KVMUsable {
 		checks = append(checks, Check{"kvm", Pass, reason, ""})

@@ -119,6 +119,9 @@ func (h Home) Cache() string { return filepath.Join(h.Root, "cache") }
 // Hot holds disks unpacked from their layers for running children; emptied when a daemon starts.
 func (h Home) Hot() string { return filepath.Join(h.Root, "hot") }
 
+// Libraries are what stands in for libraries of QEMU's that machines do not need.
+func (h Home) Libraries() string { return filepath.Join(h.Root, "libraries") }
+
 // HotBase is the unpacked disk of an image.
 func (h Home) HotBase(image string) string { return filepath.Join(h.Hot(), "image-"+image+".raw") }
 

@@ -28,6 +28,9 @@ type Config struct {
 	Binary      string // path of qemu-system-…; empty: found in PATH and the usual places
 	Jail        string // JailAuto (also ""), JailOn or JailOff
 	JailIDs     IDs    // users of jails; none: a range nobody else has
+	// Libraries is a directory for what stands in for the libraries of QEMU's that no machine needs, so that it starts
+	// sooner; empty: it is started with all of them.
+	Libraries string
 	// UserNetwork: machines are behind QEMU's own user networking instead of their links, and reach whatever this host reaches.
 	// It is there to be compared with.
 	UserNetwork bool
@@ -77,9 +80,13 @@ func (e *Engine) Probe(ctx context.Context) (*engine.Features, error) {
 	f := &engine.Features{
 		Binary: h.binary, Format: h.format(), AcceleratorReason: h.acceleratorReason, KVMUsable: h.kvm.Usable,
 		Adopt: true, Throttle: true, Capture: true, Pause: true, Commit: true,
-		Snapshots: h.live.lacks == "", LiveReason: h.live.reason(h.jailer), JailReason: h.jailReason,
+		LibrariesReason: h.slimReason,
+		Snapshots:       h.live.lacks == "", LiveReason: h.live.reason(h.jailer), JailReason: h.jailReason,
 	}
 	f.Live = f.LiveReason == ""
+	if h.slim != nil {
+		f.Without = h.slim.Names
+	}
 	confined, how := proc.ConfinementAvailable()
 	if confined {
 		f.Confined = "landlock"

@@ -2,6 +2,7 @@ package qemu_test
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 
 	"forkd.dev/forkd/internal/engine"
@@ -28,7 +29,7 @@ func engineWith(t testing.TB, jail string) engine.Engine {
 	if testenv.NoKVM() {
 		accelerator = qemu.TCG
 	}
-	e, err := qemu.New(qemu.Config{Accelerator: accelerator, Jail: jail})
+	e, err := qemu.New(qemu.Config{Accelerator: accelerator, Jail: jail, Libraries: filepath.Join(t.TempDir(), "libraries")})
 	if err != nil {
 		t.Fatal(err)
 	}

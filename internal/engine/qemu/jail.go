@@ -98,7 +98,7 @@ func (e *Engine) tryJail(ctx context.Context, h *host, jailer *proc.Jailer) erro
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
 	p, err := proc.Start(ctx, &proc.Command{
-		Path: h.binary, Args: []string{"-version"}, Tied: true, Jail: jail, RefuseCalls: true,
+		Path: h.binary, Args: []string{"-version"}, Env: h.environment(), Tied: true, Jail: jail, RefuseCalls: true,
 		Confine: &proc.Confine{ReadOnly: h.programs(), ReadWrite: []string{os.DevNull}},
 	})
 	if err != nil {
@@ -173,11 +173,6 @@ func (e *Engine) takeID() (uint32, error) {
 	}
 	return 0, fmt.Errorf("all user ids for VM processes from %d to %d seem to be in use; set FORKD_JAIL_UIDS to a larger range",
 		e.cfg.JailIDs.First, e.cfg.JailIDs.Last)
-}
-
-// programs are the files that every VM process may read.
-func (h *host) programs() []string {
-	return existing(slices.Concat(everyJail, []string{"/etc/ld.so.cache"}, h.files))
 }
 
 // hand makes what a machine may open its user's. What it stands on stays the daemon's and becomes readable: who is to be

@@ -13,6 +13,7 @@ import (
 
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/engine/qemu/qmp"
+	"forkd.dev/forkd/internal/engine/qemu/slim"
 	"forkd.dev/forkd/internal/proc"
 )
 
@@ -36,6 +37,8 @@ type host struct {
 	jailer            *proc.Jailer // nil: VM processes get no jails
 	jailReason        string       // why
 	files             []string     // what QEMU must read that is not below /usr
+	slim              *slim.Stand  // nil: QEMU is started with all its libraries
+	slimReason        string       // why, unless it was not asked for
 }
 
 // layoutRevision changes with the list of devices in argv, which a checkpoint depends on as on the machine type.
@@ -94,6 +97,7 @@ func (e *Engine) probe(ctx context.Context, arch string) (*host, error) {
 	if err := checkMonitor(ctx, h); err != nil {
 		return nil, err
 	}
+	e.slimmed(ctx, h)
 	if err := e.probeJail(ctx, h); err != nil {
 		return nil, err
 	}
@@ -140,7 +144,7 @@ func find(asked string, em emulator) (string, error) {
 var versionLine = regexp.MustCompile(`(?m)^QEMU emulator version (\d+)\.(\d+)(?:\.(\d+))?`)
 
 func version(ctx context.Context, binary string, em emulator) (string, error) {
-	out, err := ask(ctx, binary, "-version")
+	out, err := ask(ctx, binary, nil, "-version")
 	if err != nil {
 		return "", err
 	}
@@ -173,7 +177,7 @@ func firstLine(s string) string {
 }
 
 func dataDirs(ctx context.Context, binary string) ([]string, error) {
-	out, err := ask(ctx, binary, "-L", "help")
+	out, err := ask(ctx, binary, nil, "-L", "help")
 	if err != nil {
 		return nil, err
 	}
@@ -204,10 +208,10 @@ func outsideUsr(paths []string) []string {
 }
 
 // ask runs QEMU for a short answer on its standard output.
-func ask(ctx context.Context, binary string, args ...string) ([]byte, error) {
+func ask(ctx context.Context, binary string, env []string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, probeTime)
 	defer cancel()
-	p, err := proc.Start(ctx, &proc.Command{Path: binary, Args: args, Tied: true})
+	p, err := proc.Start(ctx, &proc.Command{Path: binary, Args: args, Env: env, Tied: true})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", engine.ErrUnavailable, err)
 	}

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"forkd.dev/forkd/internal/engine"
+	"forkd.dev/forkd/internal/engine/qemu/slim"
+	"forkd.dev/forkd/internal/testenv"
 )
 
 func TestParseVersion(t *testing.T) {
@@ -46,6 +48,59 @@ func TestFindNamesThePackage(t *testing.T) {
 	}
 	if !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "qemu-system-nothing-package") {
 		t.Errorf("error %v, want ErrUnavailable naming the package", err)
+	}
+}
+
+// TestLibraries: QEMU is started without libraries that no machine needs, unless it was replaced meanwhile or does not
+// start like that.
+func TestLibraries(t *testing.T) {
+	testenv.Need(t, "qemu")
+	dir := filepath.Join(t.TempDir(), "libraries")
+	probed := func() *host {
+		e, err := New(Config{Accelerator: TCG, Jail: JailOff, Libraries: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := e.host(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	h := probed()
+	if h.slim == nil {
+		t.Skipf("nothing to do without here: %s", h.slimReason)
+	}
+	path := libraryPath(h.slim)
+	if env := h.environment(); !slices.Contains(env, path) || !slices.Contains(h.programs(), dir) {
+		t.Errorf("%v of %v are stood in for, and QEMU starts with %v and may read %v", h.slim.Names, dir, env, h.programs())
+	}
+	binary := filepath.Join(t.TempDir(), "qemu")
+	if err := os.Symlink(h.binary, binary); err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := loadedWith(t.Context(), binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.slim, err = slim.Make(t.Context(), binary, loaded, dir, spareable); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(binary); err != nil {
+		t.Fatal(err)
+	}
+	if env := h.environment(); slices.Contains(env, path) {
+		t.Errorf("a program that was replaced starts with %v", env)
+	}
+	// A directory that cannot be made is no reason to do without machines.
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if h := probed(); h.slim != nil || !strings.Contains(h.slimReason, dir) {
+		t.Errorf("without a directory: %+v, %q", h.slim, h.slimReason)
 	}
 }
 
