@@ -303,8 +303,30 @@ func testCommit(t *testing.T, f *fixture) {
 		t.Fatal(err)
 	}
 	s.remove(t, 2, top)
+	for _, name := range opened(t, s.M.Ref().PID) {
+		if strings.HasPrefix(name, s.Spec.Dir) && strings.HasSuffix(name, " (deleted)") {
+			t.Errorf("the machine keeps %s open, which it does not need any more", name)
+		}
+	}
 	g.Do("check")
 	c := s.Capture(t, engine.CaptureDiff)
 	Talk(t, s.Grandchild(t, f.engine, f.kit, c)).Do("check")
 	g.Do("check")
+}
+
+// opened are the files that a process has open.
+func opened(t *testing.T, pid int) []string {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		if name, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil { // else it was just closed
+			names = append(names, name)
+		}
+	}
+	return names
 }

@@ -226,28 +226,43 @@ func (m *machine) endJobs(ctx context.Context) error {
 	}
 }
 
-// dropLeft closes what an earlier daemon had opened or handed over for a capture that it did not get to. QEMU refuses to
-// close what is in use.
+// dropLeft closes what was opened or handed over for the disk and is no part of it: by an earlier daemon for a capture
+// that it did not get to, or until a commit moved what it held.
 func (m *machine) dropLeft(ctx context.Context) error {
-	var nodes []struct {
-		Name string `json:"node-name"`
-	}
-	if err := m.monitor.Do(ctx, qmp.Command{Name: "query-named-block-nodes", Args: map[string]any{"flat": true}}, &nodes); err != nil {
+	err := m.monitor.Do(ctx, qmp.Command{Name: "closefd", Args: map[string]string{"fdname": captureFD}}, nil)
+	if refused(err) != nil {
 		return err
 	}
-	cmds := []qmp.Command{{Name: "closefd", Args: map[string]string{"fdname": captureFD}}}
-	for _, n := range nodes {
-		if !strings.HasPrefix(n.Name, topPrefix) || strings.HasSuffix(n.Name, "-file") {
-			continue
-		}
-		cmds = append(cmds, qmp.Command{Name: "blockdev-del", Args: map[string]string{"node-name": n.Name}})
-	}
-	for _, err := range m.monitor.Each(ctx, cmds) {
-		if err := refused(err); err != nil {
+	// Of several that stand on each other only the uppermost can be closed.
+	for dropped := true; dropped; {
+		if dropped, err = m.dropNodes(ctx); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// dropNodes closes the nodes of captures that nothing is on. QEMU refuses to close what is in use.
+func (m *machine) dropNodes(ctx context.Context) (dropped bool, err error) {
+	var nodes []struct {
+		Name string `json:"node-name"`
+	}
+	if err := m.monitor.Do(ctx, qmp.Command{Name: "query-named-block-nodes", Args: map[string]any{"flat": true}}, &nodes); err != nil {
+		return false, err
+	}
+	var cmds []qmp.Command
+	for _, n := range nodes {
+		if strings.HasPrefix(n.Name, topPrefix) && !strings.HasSuffix(n.Name, "-file") {
+			cmds = append(cmds, qmp.Command{Name: "blockdev-del", Args: map[string]string{"node-name": n.Name}})
+		}
+	}
+	for _, err := range m.monitor.Each(ctx, cmds) {
+		if refused(err) != nil {
+			return false, err
+		}
+		dropped = dropped || err == nil
+	}
+	return dropped, nil
 }
 
 // refused is err unless QEMU only refused.
