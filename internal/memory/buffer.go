@@ -22,7 +22,7 @@ func NewBuffer(bytes int64) (*Buffer, error) {
 		err = populate(m)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reserve %d bytes for a copy of memory: %w", bytes, errors.Join(noRoom(err), unmapRegion(&m)))
+		return nil, fmt.Errorf("reserve %d bytes for a copy of memory: %w", bytes, errors.Join(NoRoom(err), unmapRegion(&m)))
 	}
 	return &Buffer{mapped: m}, nil
 }
@@ -61,10 +61,10 @@ func (b *Buffer) grow(size int64) error {
 	}
 	mapped, err := growRegion(b.mapped, size)
 	if err != nil {
-		return noRoom(err)
+		return NoRoom(err)
 	}
 	b.mapped = mapped
-	return noRoom(populate(mapped[have:]))
+	return NoRoom(populate(mapped[have:]))
 }
 
 // take moves the memory to the caller.
@@ -84,9 +84,13 @@ func (b *Buffer) Close() error {
 
 func roundUp(n int64) int64 { return (n + PageSize - 1) / PageSize * PageSize }
 
-func noRoom(err error) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM) {
+// NoRoom tells a person what errors of memory and of files in memory mean. It wraps err, and returns others as they are.
+func NoRoom(err error) error {
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.ENOMEM):
 		return fmt.Errorf("the host has no memory left for it; end some sandboxes, or give it memory: %w", err)
+	case errors.Is(err, unix.EFBIG): // Files in memory are files to the kernel.
+		return fmt.Errorf("the daemon may make no files of that size; start it with a larger limit (ulimit -f): %w", err)
 	}
 	return err
 }

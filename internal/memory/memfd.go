@@ -33,7 +33,7 @@ func createMemfd(name string, size int64) (*os.File, error) {
 	}
 	f := os.NewFile(uintptr(fd), "memfd:"+name)
 	if err := f.Truncate(size); err != nil {
-		return nil, errors.Join(fmt.Errorf("create %s of %d bytes: %w", name, size, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("create %s of %d bytes: %w", name, size, NoRoom(err)), f.Close())
 	}
 	return f, nil
 }

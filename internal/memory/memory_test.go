@@ -348,9 +348,9 @@ func openMemfds(t *testing.T) int {
 }
 
 func TestNoMemoryIsNamed(t *testing.T) {
-	for _, errno := range []error{unix.ENOSPC, unix.ENOMEM} {
+	for errno, remedy := range map[error]string{unix.ENOSPC: "no memory left", unix.ENOMEM: "no memory left", unix.EFBIG: "ulimit -f"} {
 		err := noMemory(&os.PathError{Op: "write", Path: "memfd", Err: errno}, 1<<30)
-		if !errors.Is(err, errno) || !strings.Contains(err.Error(), "no memory left for an image of 1024 MiB") {
+		if !errors.Is(err, errno) || !strings.Contains(err.Error(), remedy) || !strings.Contains(err.Error(), "an image of 1024 MiB") {
 			t.Error(err)
 		}
 	}

@@ -230,7 +230,7 @@ func loadPages(ctx context.Context, store *layer.Store, d, over layer.Digest) (*
 		err = seal(p.file)
 	}
 	if err != nil {
-		return nil, errors.Join(noRoom(err), p.Close())
+		return nil, errors.Join(NoRoom(err), p.Close())
 	}
 	return p, nil
 }

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"os"
 
-	"golang.org/x/sys/unix"
-
 	"forkd.dev/forkd/internal/layer"
 )
 
@@ -190,11 +188,10 @@ func resolve(ctx context.Context, store *layer.Store, d, over layer.Digest) (*la
 	return st, nil
 }
 
-// noMemory tells a person what errors of a memfd mean.
+// noMemory names what there is no room for.
 func noMemory(err error, size int64) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.ENOMEM) {
-		return fmt.Errorf("the host has no memory left for an image of %d MiB; end some sandboxes, or give it memory: %w",
-			size>>20, err)
+	if told := NoRoom(err); told != err { //nolint:errorlint // Whether it had something to tell.
+		return fmt.Errorf("make an image of %d MiB: %w", size>>20, told)
 	}
 	return err
 }

@@ -76,7 +76,7 @@ func (s *Scratch) Seal() (*Image, error) {
 // by a signal.
 func (s *Scratch) Reserve(ctx context.Context, extents []layer.Extent) error {
 	if err := s.reserve(ctx, extents); err != nil {
-		return fmt.Errorf("reserve memory: %w", noRoom(err))
+		return fmt.Errorf("reserve memory: %w", NoRoom(err))
 	}
 	return nil
 }
@@ -143,7 +143,7 @@ func (m *Mapping) Populate(ctx context.Context, extents []layer.Extent) error {
 			return context.Cause(ctx)
 		}
 		if err := populate(m.bytes[e.Offset : e.Offset+e.Length]); err != nil {
-			return fmt.Errorf("populate memory: %w", noRoom(err))
+			return fmt.Errorf("populate memory: %w", NoRoom(err))
 		}
 	}
 	return nil
