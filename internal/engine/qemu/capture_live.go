@@ -40,16 +40,20 @@ type liveCapture struct {
 	stream  *os.File      // our end
 	armed   chan struct{} // closed when the first page has come
 	drained chan struct{}
-	state   []byte // set when drained
+	over    chan struct{} // closed when QEMU's snapshot has ended, and a machine whose stream was cut runs again
+	state   []byte        // set when drained
 	err     error
 	resumed time.Time
 	ended   time.Time
+
+	unsettled error // set when over
 }
 
 func (m *machine) captureLive(ctx context.Context, spec *engine.CaptureSpec, ram *memory.Process) (*engine.Capture, error) {
 	began := time.Now()
 	l := &liveCapture{
 		m: m, ram: ram, held: canHold(m.format.Version), flood: make(chan struct{}), armed: make(chan struct{}), drained: make(chan struct{}),
+		over: make(chan struct{}),
 	}
 	theirs, err := l.prepare(ctx, ram)
 	if err != nil {
@@ -242,6 +246,7 @@ func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 		return 0, l.fail(ctx, err, moved)
 	}
 	l.resumed = time.Now()
+	go l.guard(context.WithoutCancel(ctx)) // until the stream ends, not the pause
 	_ = l.early.unprotect(m.process.PID(), l.ram) // QEMU's thread serves the faults otherwise
 	return l.resumed.Sub(stopped), nil
 }
@@ -285,6 +290,16 @@ func (l *liveCapture) fail(ctx context.Context, err error, moved bool) error {
 	return errors.Join(err, l.m.dropTop(ctx, l.disk))
 }
 
+// guard has the machine run if the stream ends before its time. It does not wait for finish, which comes after the guest's
+// processes were asked to run again: a guest that hangs in what is protected does not answer.
+func (l *liveCapture) guard(ctx context.Context) {
+	defer close(l.over)
+	<-l.drained
+	if l.err != nil {
+		l.unsettled = l.m.settle(ctx, l.stream)
+	}
+}
+
 // finish waits for the end of the stream.
 func (l *liveCapture) finish(ctx context.Context) (*engine.Captured, error) {
 	c, err := l.complete(ctx)
@@ -300,12 +315,14 @@ func (l *liveCapture) complete(ctx context.Context) (*engine.Captured, error) {
 	case <-l.drained:
 	case <-ctx.Done():
 	}
-	err := context.Cause(ctx)
-	if isClosed(l.drained) {
-		err = l.explain(ctx)
+	if err := context.Cause(ctx); err != nil && !isClosed(l.drained) {
+		err = errors.Join(err, l.m.settle(ctx, l.stream), l.discard())
+		<-l.over
+		return nil, err
 	}
-	if err != nil {
-		return nil, errors.Join(err, l.m.settle(ctx, l.stream), l.discard())
+	<-l.over
+	if err := l.explain(ctx); err != nil {
+		return nil, errors.Join(err, l.unsettled, l.discard())
 	}
 	l.m.habits.learn(l.jumped)
 	image, err := l.scratch.Seal()
@@ -321,6 +338,9 @@ func (l *liveCapture) complete(ctx context.Context) (*engine.Captured, error) {
 func (l *liveCapture) explain(ctx context.Context) error {
 	ctx, cancel := pauseContext(ctx)
 	defer cancel()
+	if errors.Is(l.err, errSink) {
+		return l.err // What QEMU says follows from it.
+	}
 	if isClosed(l.m.process.Done()) {
 		return errors.Join(qmp.ErrClosed, l.err)
 	}

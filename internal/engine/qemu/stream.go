@@ -65,17 +65,22 @@ func (s fileSink) writePages(pages [][]byte, off int64) error {
 		return nil
 	}
 	if err != nil && !errors.Is(err, unix.EINTR) {
-		return fmt.Errorf("write memory image: %w", err)
+		return sinkError(err)
 	}
 	// Cut short by a signal: the rest page by page.
 	for _, p := range pages {
 		if _, err := s.file.WriteAt(p, off); err != nil {
-			return fmt.Errorf("write memory image: %w", err)
+			return sinkError(err)
 		}
 		off += int64(len(p))
 	}
 	return nil
 }
+
+// errSink is why a stream is not read to its end by no fault of QEMU's.
+var errSink = errors.New("write memory image")
+
+func sinkError(err error) error { return fmt.Errorf("%w: %w", errSink, memory.NoRoom(err)) }
 
 // streamNews are functions that a drain calls on its way; each may be nil.
 type streamNews struct {
