@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"forkd.dev/forkd/internal/testenv"
 )
 
@@ -308,4 +310,65 @@ func inUse(t *testing.T, dir string) int64 {
 		t.Fatal(err)
 	}
 	return int64(st.Blocks-st.Bfree) * st.Bsize
+}
+
+// TestBranchFullMemory: from some moment of a branch on there is no more memory for the copy of the machine's. Files in memory
+// cannot be given a size of their own, so it is the daemon's files that may not grow. The source runs on, the reason is
+// said, and nothing is left.
+func TestBranchFullMemory(t *testing.T) {
+	f := copied(t)
+	branching(t, f, func(t *testing.T, f *forkd, mode string) {
+		list := moments(t)
+		if !testenv.Soak() {
+			if mode == diff {
+				t.Skip("much the same as a full store: make soak")
+			}
+			list = list[:2]
+		}
+		source := f.one()
+		f.fire(source, 48)
+		before := storedBytes(t, f.home)
+		room := uint64(4 << 20)
+		if mode == diff {
+			room = 64 << 10 // Its copy is in no file; what is written of it is, in pieces.
+		}
+		for i, moment := range list {
+			tag := fmt.Sprintf("cramped-%s-%d", mode, i)
+			if i == 0 { // certainly when it begins
+				f.cramp(room)
+			}
+			c := f.start("branch", source, "-t", tag, "--mode", mode)
+			pass(t, moment)
+			f.cramp(room)
+			r := c.wait(t, time.Minute)
+			status := f.settled(tag)
+			f.cramp(unix.RLIM_INFINITY)
+			f.ask(source, "check", 0)
+			t.Logf("no room after %s: code %d, %q, then %s", moment, r.code, firstLine(r.stderr), status)
+			if r.code == 0 != (status == "ready") || i == 0 && r.code == 0 {
+				t.Errorf("no room after %s: %+v, but the snapshot is %q", moment, r, status)
+			}
+			if r.code != 0 && !(strings.Contains(r.stderr, source) && strings.Contains(r.stderr, "file too large") && !strings.Contains(r.stderr, "deadline")) {
+				t.Errorf("no room after %s: %s", moment, r.stderr)
+			}
+			f.checked(tag, status)
+		}
+		s := f.branch(source, "-t", "roomy-"+mode, "--mode", mode)
+		child := f.forkOf(s.Tag, 1)[0].ID
+		f.ask(child, "check", 0)
+		f.run("kill", child, source)
+		f.remove(s.Tag)
+		f.clean()
+		if after := storedBytes(t, f.home); after > before+1<<20 {
+			t.Errorf("the layers took %.1f MiB before and %.1f after", mib(before), mib(after))
+		}
+	})
+}
+
+// cramp bounds the size that files may get which the daemon writes.
+func (f *forkd) cramp(size uint64) {
+	f.t.Helper()
+	if err := unix.Prlimit(f.status().PID, unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: size, Max: unix.RLIM_INFINITY}, nil); err != nil {
+		f.t.Fatal(err)
+	}
 }
