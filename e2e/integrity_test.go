@@ -62,6 +62,9 @@ func underFire(t *testing.T, f *forkd, mode string, n int) {
 		if f.info(snap.Tag).Status != "ready" {
 			t.Fatalf("snapshot %s is not ready: %+v", snap.Tag, f.info(snap.Tag))
 		}
+		if (i+1)%100 == 0 {
+			t.Logf("%s: %d of %d branches, all right", mode, i+1, n)
+		}
 		if i < n-keep {
 			f.remove(snap.Tag)
 			continue
