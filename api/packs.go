@@ -63,29 +63,30 @@ type Provenance struct {
 
 // Origin is one snapshot of a line.
 type Origin struct {
-	Tag          string         `json:"tag"`
-	ID           string         `json:"id"`
-	Formerly     []string       `json:"formerly,omitempty"` // ids it had before, here or elsewhere
-	ParentTag    string         `json:"parent_tag,omitempty"`
-	ParentID     string         `json:"parent_id,omitempty"`
-	CreatedAt    string         `json:"created_at"`
-	Tool         string         `json:"tool,omitempty"` // version of forkd; none: made before that was written down
-	Source       string         `json:"source"`
-	Recipe       string         `json:"recipe,omitempty"`
-	RecipeDigest string         `json:"recipe_digest,omitempty"`
-	RecipeText   string         `json:"recipe_text,omitempty"`
-	Commands     []string       `json:"commands"` // that its recipe runs
-	Warm         []string       `json:"warm"`
-	BranchedFrom string         `json:"branched_from,omitempty"`
-	Mode         string         `json:"mode,omitempty"`
-	Ran          *Ran           `json:"ran,omitempty"` // in the sandbox, before it was branched; none: made before that was written down
-	Image        string         `json:"image"`
-	Kernel       string         `json:"kernel,omitempty"`
-	Agent        string         `json:"agent,omitempty"`
-	Engine       map[string]any `json:"engine"`
-	MemoryLayer  string         `json:"memory_layer"`
-	DiskLayer    string         `json:"disk_layer"`
-	State        string         `json:"state"` // digest of the device state
+	Tag           string         `json:"tag"`
+	ID            string         `json:"id"`
+	Formerly      []string       `json:"formerly,omitempty"` // ids it had before, here or elsewhere
+	ParentTag     string         `json:"parent_tag,omitempty"`
+	ParentID      string         `json:"parent_id,omitempty"`
+	CreatedAt     string         `json:"created_at"`
+	Tool          string         `json:"tool,omitempty"` // version of forkd; none: made before that was written down
+	Source        string         `json:"source"`
+	Recipe        string         `json:"recipe,omitempty"`
+	RecipeDigest  string         `json:"recipe_digest,omitempty"`
+	RecipeText    string         `json:"recipe_text,omitempty"`
+	Commands      []string       `json:"commands"` // that its recipe runs
+	Warm          []string       `json:"warm"`
+	BranchedFrom  string         `json:"branched_from,omitempty"`
+	Mode          string         `json:"mode,omitempty"`
+	Ran           *Ran           `json:"ran,omitempty"` // in the sandbox, before it was branched; none: made before that was written down
+	Image         string         `json:"image"`
+	Kernel        string         `json:"kernel,omitempty"`
+	KernelContent string         `json:"kernel_content,omitempty"` // digest of what travels of it; none: it is not there any more
+	Agent         string         `json:"agent,omitempty"`
+	Engine        map[string]any `json:"engine"`
+	MemoryLayer   string         `json:"memory_layer"`
+	DiskLayer     string         `json:"disk_layer"`
+	State         string         `json:"state"` // digest of the device state
 }
 
 // Ran is what was run in a sandbox since it was forked. What interpreters were told is not there.

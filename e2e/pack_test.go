@@ -39,6 +39,10 @@ func TestPackTravels(t *testing.T) {
 		children, links = 20, 5
 	}
 	here, there := copied(t), alone(t)
+	kernels := filepath.Join("cache", "kernels")
+	if err := os.CopyFS(filepath.Join(here.home, kernels), os.DirFS(filepath.Join(suite.home, kernels))); err != nil {
+		t.Fatal(err)
+	}
 	tags := here.lineOf(links)
 	last := tags[links-1]
 	dir := t.TempDir()
@@ -52,6 +56,12 @@ func TestPackTravels(t *testing.T) {
 	if !slices.Equal(got.New, []string{parentTag}) || got.FetchedBytes != got.Bytes || got.Scrub == nil || len(got.Scrub.Found) > 0 ||
 		!slices.Equal(got.Scrub.Looked, []string{parentTag}) {
 		t.Errorf("unpacked %+v", got)
+	}
+	var made api.Provenance
+	here.json(&made, "snapshot-info", parentTag, "--provenance")
+	content := made.Snapshots[0].KernelContent
+	if _, err := os.Stat(filepath.Join(there.home, kernels, content, "kernel.json")); content == "" || err != nil {
+		t.Errorf("the kernel %q did not come with it: %v", content, err)
 	}
 	for _, c := range there.forkOf(parentTag, children) {
 		if out := there.eval(c.ID, `import sys; "numpy" in sys.modules, int(numpy.arange(5).sum())`); out != "(True, 10)" {
@@ -81,7 +91,8 @@ func TestPackTravels(t *testing.T) {
 	}
 	var from api.Provenance
 	there.json(&from, "snapshot-info", last, "--provenance")
-	if len(from.Snapshots) != links+1 || from.Snapshots[0].RecipeDigest == "" || from.Snapshots[links].BranchedFrom == "" || len(from.Images) != 1 {
+	if len(from.Snapshots) != links+1 || from.Snapshots[0].RecipeDigest == "" || from.Snapshots[links].BranchedFrom == "" || len(from.Images) != 1 ||
+		from.Snapshots[links].KernelContent != content {
 		t.Errorf("provenance: %+v", from)
 	}
 	if ran := from.Snapshots[links].Ran; ran == nil || len(ran.Commands) != 1 || ran.Commands[0][2] != fmt.Sprintf("echo %d >> /root/levels", links-1) {
@@ -91,6 +102,32 @@ func TestPackTravels(t *testing.T) {
 		t.Errorf("a tag that is taken: %+v", r)
 	}
 	there.run("verify", "--snapshot", last)
+	if testenv.Soak() {
+		bootsOffline(t, there)
+	}
+}
+
+// bootsOffline builds on an image that was unpacked where no kernel can be fetched.
+func bootsOffline(t *testing.T, f *forkd) {
+	t.Helper()
+	f.run("kill", "--all")
+	f.run("daemon", "stop")
+	bin := f.bin
+	f.bin = filepath.Join(t.TempDir(), "offline")
+	// A daemon that is started so has a network of its own, with nothing in it; a caller reaches it by its socket.
+	if err := os.WriteFile(f.bin, []byte("#!/bin/sh\nexec unshare -rn "+bin+" \"$@\"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	recipe := filepath.Join(t.TempDir(), "offline.yaml")
+	if err := os.WriteFile(recipe, []byte("base: image:"+parentTag+"\nrun: [echo booted > /booted]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r := f.try("build", recipe, "-t", "offline"); r.code != 0 || !strings.Contains(r.stderr, "no kernel can be fetched") {
+		t.Fatalf("a build on an image that came, without a network: %+v", r)
+	}
+	if out := f.inOne("offline", "cat", "/booted"); out != "booted" {
+		t.Errorf("a child of it says %q", out)
+	}
 }
 
 // levels is how Python prints the levels up to i.

@@ -102,7 +102,7 @@ func foreign(t *testing.T, ref string, change func(*store.Snapshot)) {
 	change(&line[0])
 	src, err := pack.Collect(t.Context(), pack.Spec{
 		Dir: t.TempDir(), Layers: h.Layers, State: func(m store.Snapshot) ([]byte, error) { return h.States[m.State], nil },
-		Manifest: pack.Manifest{FormatVersion: pack.FormatVersion, Tool: "test", Snapshots: line, Images: []store.Image{img}},
+		Manifest: pack.Manifest{Tool: "test", Snapshots: line, Images: []store.Image{img}},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -136,6 +136,7 @@ type packInfo struct {
 	Tag       string      `json:"tag"`
 	Snapshots []string    `json:"snapshots"`
 	Members   int         `json:"members"`
+	Kernels   []string    `json:"kernels"` // that it has
 	PackedAt  string      `json:"packed_at"`
 	Tool      string      `json:"tool"`
 	Scrub     *pack.Scrub `json:"scrub,omitempty"`
@@ -149,6 +150,10 @@ func packSummary(m *pack.Manifest, digest string, bytes int64) packInfo {
 	for _, x := range m.Snapshots {
 		s.Snapshots = append(s.Snapshots, x.Tag)
 	}
+	s.Kernels = []string{}
+	for _, k := range m.Kernels {
+		s.Kernels = append(s.Kernels, k.Name)
+	}
 	return s
 }
 
@@ -158,9 +163,24 @@ func printPack(w io.Writer, file string, s packInfo) error {
 		{"digest", "sha256:" + s.Digest},
 		{"size", size(s.Bytes) + fmt.Sprintf(" in %d members", s.Members)},
 		{"packed", s.PackedAt + " by forkd " + s.Tool},
+		{"kernel", kernels(s.Kernels)},
 	}
 	rows = append(rows, scrubRows(s.Scrub)...)
 	return table(w, "pack | "+file, rows)
+}
+
+// kernels says which a pack has, by their versions.
+func kernels(names []string) string {
+	if len(names) == 0 {
+		return "none: it was not there any more where this was packed; builds on its images take another"
+	}
+	versions := make([]string, len(names))
+	for i, n := range names {
+		if versions[i], _, _ = strings.Cut(n, " "); versions[i] == "" {
+			versions[i] = strings.TrimSpace(n) // one that was given by path has no version
+		}
+	}
+	return strings.Join(versions, ", ")
 }
 
 func scrubRows(s *pack.Scrub) [][]string {

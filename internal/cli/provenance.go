@@ -107,6 +107,9 @@ func printOrigin(w io.Writer, o *api.Origin) error {
 	add("warm", strings.Join(o.Warm, ", "))
 	add("image", o.Image)
 	add("kernel", o.Kernel)
+	if o.KernelContent != "" {
+		add("kernel's content", "sha256:"+o.KernelContent)
+	}
 	add("agent", o.Agent)
 	add("engine", fmt.Sprintf("%v %v, %v, %v, %v, CPU %v", o.Engine["engine"], o.Engine["version"], o.Engine["arch"], o.Engine["accelerator"],
 		o.Engine["machine"], o.Engine["cpu_model"]))

@@ -361,6 +361,9 @@ func (b *build) keep(ctx context.Context, img store.Image, w *warmed, overlay, b
 		return store.Snapshot{}, err
 	}
 	defer release()
+	if err := b.keepKernel(); err != nil {
+		return store.Snapshot{}, err
+	}
 	like := b.h.alike(b.spec.Tag, b.recipe.Name, img.ID, w.checkpoint.Format)
 	mem, err := memory.SaveLike(ctx, b.h.layers, memory.View{Image: w.checkpoint.Memory}, nil, layer.Digest{}, nil, like)
 	if err != nil {

@@ -482,7 +482,7 @@ func (d *dockerBuild) imageOf(ctx context.Context, sub *build) (store.Image, err
 		if err := sameDisk(img, d.spec.Machine.DiskBytes); err != nil {
 			return img, err
 		}
-		return img, sub.findKernel(ctx)
+		return img, sub.findKernelOf(ctx, img)
 	}
 	if err := sub.resolve(ctx); err != nil {
 		return store.Image{}, err

@@ -66,12 +66,12 @@ func (h *Host) Pack(ctx context.Context, tag string, opts PackOptions) (_ *Packe
 
 func (p *Packed) collect(ctx context.Context, h *Host, m store.Snapshot, clean *packable, scrub *pack.Scrub, opts PackOptions) error {
 	manifest := pack.Manifest{
-		FormatVersion: pack.FormatVersion, PackedAt: time.Now().UTC().Round(time.Second), Tool: h.cfg.Version, Scrub: scrub,
+		PackedAt: time.Now().UTC().Round(time.Second), Tool: h.cfg.Version, Scrub: scrub,
 	}
 	if opts.AsMade {
 		manifest.PackedAt = m.CreatedAt.UTC()
 	}
-	spec := pack.Spec{Dir: p.dir, Layers: h.layers, State: h.store.State, Blobs: opts.Blobs}
+	spec := pack.Spec{Dir: p.dir, Layers: h.layers, State: h.store.State, Kernel: h.kernelOf, Blobs: opts.Blobs}
 	if clean != nil {
 		manifest.Snapshots, manifest.Images = []store.Snapshot{clean.snapshot}, []store.Image{clean.image}
 		spec.State = func(store.Snapshot) ([]byte, error) { return clean.state, nil }
@@ -209,6 +209,9 @@ func (h *Host) Verify(ctx context.Context, tag string) (Verified, error) {
 		if _, err := h.store.State(s); err != nil {
 			v.Damages = append(v.Damages, Damaged{What: "device state of " + s.Tag, Reason: err.Error(), Breaks: []string{s.Tag}})
 		}
+		if err := h.verifyKernel(s); err != nil {
+			v.Damages = append(v.Damages, Damaged{What: "kernel of " + s.Tag, Reason: err.Error() + "; it is needed to boot its image where none can be fetched, and by packs"})
+		}
 	}
 	rep, err := h.layers.Verify(ctx, roots)
 	if err != nil {
@@ -249,6 +252,7 @@ type Provenance struct {
 type Origin struct {
 	store.Snapshot
 	ID           string
+	Content      string // of its kernel, as packs have it; "": it is not here any more
 	RecipeDigest string // of its text; "": there is none
 	Commands     []string
 }
@@ -268,7 +272,19 @@ func (h *Host) Provenance(tag string) (Provenance, error) {
 	if err != nil {
 		return Provenance{}, err
 	}
-	return Provenance{Links: origins(line), Images: images}, nil
+	links := origins(line)
+	known := map[string]string{}
+	for i, l := range links {
+		key := l.Kernel + " " + l.KernelContent.String()
+		if _, ok := known[key]; !ok {
+			known[key] = ""
+			if d := h.contentOf(l.Snapshot); !d.IsZero() {
+				known[key] = d.String()
+			}
+		}
+		links[i].Content = known[key]
+	}
+	return Provenance{Links: links, Images: images}, nil
 }
 
 // commandsOf are what a recipe or a Dockerfile runs, in order.

@@ -59,7 +59,7 @@ func addLine(t *testing.T, h *Host, seed string, tags ...string) {
 		mem, dsk = write(4<<10, fakeMemory, mem, "memory "+seed+tag).Digest, write(64<<10, 256<<10, dsk, "disk "+seed+tag).Digest
 		m := store.Snapshot{
 			FormatVersion: store.FormatVersion, Tag: tag, CreatedAt: time.Now().UTC(), Image: img.ID, ImageDisk: base.Digest, Memory: mem, Disk: dsk,
-			Warm: []string{}, Protocol: wire.Version, Source: "key of " + seed + tag, Recipe: seed, RecipeText: "name: x\n",
+			Warm: []string{}, Protocol: wire.Version, Source: "key of " + seed + tag, Recipe: seed, RecipeText: "name: x\n", Kernel: kernelNamed(seed),
 			Engine: engine.Format{Engine: "fake", Version: "1.0", CPUs: 1, MemoryBytes: fakeMemory},
 		}.WithState([]byte("device state of " + seed + tag))
 		if parent.Tag != "" {

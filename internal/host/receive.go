@@ -106,6 +106,9 @@ func (h *Host) Receive(ctx context.Context, m *pack.Manifest, opts ReceiveOption
 	if opts.Dir == "" {
 		u.Add(func() { _ = sink.Close() })
 	}
+	if err := h.offerKernels(m, sink); err != nil {
+		return got, h.explainFull(err)
+	}
 	if err := fetch(ctx, sink); err != nil {
 		return got, h.explainFull(err)
 	}
@@ -367,6 +370,7 @@ func (e *entering) record(s store.Snapshot, tag string, parent store.Snapshot) s
 	id := s.ID()
 	s.Tag, s.Image, s.Source = tag, e.imageID[s.Image], "unpacked of "+id
 	s.Formerly = append(slices.Clone(s.Formerly), id)
+	s.KernelContent, _ = e.m.Kernel(s.Kernel)
 	s.Parent, s.ParentID = "", ""
 	if s.Branch != nil && s.Branch.Passing { // it is here to stay
 		kept := *s.Branch
@@ -385,10 +389,15 @@ func (h *Host) imageHere(i store.Image) (id string, here bool) {
 	if have, ok := h.images[i.ID]; ok && have.Disk == i.Disk {
 		return i.ID, true
 	}
-	sum := sha256.Sum256([]byte("forkd image from elsewhere\n" + i.Disk.String()))
-	id = hex.EncodeToString(sum[:])
+	id = foreignImage(i.Disk)
 	have, ok := h.images[id]
 	return id, ok && have.Disk == i.Disk
+}
+
+// foreignImage is the id of an image from elsewhere.
+func foreignImage(disk layer.Digest) string {
+	sum := sha256.Sum256([]byte("forkd image from elsewhere\n" + disk.String()))
+	return hex.EncodeToString(sum[:])
 }
 
 // write makes the records durable and known.
@@ -407,6 +416,9 @@ func (e *entering) write(ctx context.Context) error {
 		h.mu.Lock()
 		h.images[i.ID] = i
 		h.mu.Unlock()
+	}
+	if err := e.keepKernels(); err != nil {
+		return err
 	}
 	for _, s := range e.records {
 		state, err := e.sink.State(s)

@@ -187,7 +187,7 @@ func (b *build) onImage(ctx context.Context, files []image.StagedFile) (store.Sn
 			return store.Snapshot{}, err
 		}
 	}
-	if err := b.findKernel(ctx); err != nil {
+	if err := b.findKernelOf(ctx, img); err != nil {
 		return store.Snapshot{}, err
 	}
 	steps := len(r.Run)+len(files)+len(r.Env) > 0 || r.User != "" || r.WorkDir != ""

@@ -425,7 +425,10 @@ func (h *Host) findImage(id string) (store.Image, error) {
 // A failure is logged and not returned: what the caller asked for is done, and the next removal or start tries again.
 // A damaged layer of one snapshot would otherwise keep the user from removing any.
 func (h *Host) collect(ctx context.Context) {
-	freed, err := h.layers.Sweep(ctx, func(context.Context) ([]layer.Digest, error) { return h.roots(nil, nil), nil })
+	freed, err := h.layers.Sweep(ctx, func(context.Context) ([]layer.Digest, error) {
+		h.trimKernels() // nobody is writing a record now
+		return h.roots(nil, nil), nil
+	})
 	if err != nil {
 		h.log.Warn("unused layers not collected", "error", err)
 	}

@@ -154,7 +154,7 @@ func provenance(p host.Provenance) api.Provenance {
 		o := api.Origin{
 			Tag: l.Tag, ID: l.ID, Formerly: l.Formerly, ParentTag: l.Parent, ParentID: l.ParentID, CreatedAt: l.CreatedAt.UTC().Format(time.RFC3339),
 			Tool: l.Tool, Source: l.Source, Recipe: l.Recipe, RecipeDigest: l.RecipeDigest, RecipeText: l.RecipeText, Commands: notNil(l.Commands),
-			Warm: notNil(l.Warm), Image: l.Image, Kernel: l.Kernel, Agent: l.Agent, Engine: asMap(l.Engine), MemoryLayer: l.Memory.String(),
+			Warm: notNil(l.Warm), Image: l.Image, Kernel: l.Kernel, KernelContent: l.Content, Agent: l.Agent, Engine: asMap(l.Engine), MemoryLayer: l.Memory.String(),
 			DiskLayer: l.Disk.String(), State: l.State,
 		}
 		if l.Branch != nil {

@@ -110,8 +110,9 @@ func kernelDigest(pkg *debian.Package) string {
 // kernelRecord is kernel.json in a kernel's directory.
 type kernelRecord struct {
 	Kernel
-	Boot  string            `json:"boot"`  // file name of Path
-	Files map[string]string `json:"files"` // name → SHA-256
+	Boot  string            `json:"boot"`           // file name of Path
+	Files map[string]string `json:"files"`          // name → SHA-256
+	Kept  bool              `json:"kept,omitempty"` // it was not fetched, and goes when no record names it any more
 }
 
 const recordName = "kernel.json"
@@ -145,6 +146,9 @@ func loadKernel(dir, digest string) (*Kernel, error) {
 		return nil, errors.New("kernel cache: record does not match")
 	}
 	k.Path, k.BzImage = filepath.Join(dir, filepath.Base(rec.Boot)), filepath.Join(dir, "vmlinuz")
+	if rec.Files["vmlinuz"] == "" {
+		k.BzImage = k.Path
+	}
 	for i, m := range k.Modules {
 		k.Modules[i].Path = filepath.Join(dir, filepath.Base(m.Name)+".ko")
 	}
@@ -193,6 +197,11 @@ func extractKernel(ctx context.Context, archive *debian.Archive, pkg *debian.Pac
 	if err := os.WriteFile(filepath.Join(tmp, recordName), data, 0o600); err != nil {
 		return err
 	}
+	return placeKernel(tmp, dir, digest)
+}
+
+// placeKernel gives a complete directory its name.
+func placeKernel(tmp, dir, digest string) error {
 	// A directory that is there but could not be loaded is damaged. Another process may be faster than this one.
 	if _, err := loadKernel(dir, digest); err == nil {
 		return nil

@@ -387,12 +387,13 @@ func (i *inspector) Put(_ context.Context, x Member, r io.Reader) error {
 	}
 	if x.Kind == Chunk {
 		err = i.checkers.check(x, b)
-	} else if b, err = open(x, b); err == nil && x.Kind == Map {
-		if _, err = layer.ParseMap(b); err == nil {
-			i.mu.Lock()
-			i.kept[x.Digest] = b
-			i.mu.Unlock()
-		}
+	} else if b, err = open(x, b); err == nil {
+		err = sound(x, b)
+	}
+	if err == nil && x.Kind == Map {
+		i.mu.Lock()
+		i.kept[x.Digest] = b
+		i.mu.Unlock()
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)

@@ -34,7 +34,7 @@ type forged struct {
 func forge(t *testing.T, src *Source) *forged {
 	t.Helper()
 	m := *src.Manifest()
-	m.Members, m.Snapshots, m.Images = slices.Clone(m.Members), slices.Clone(m.Snapshots), slices.Clone(m.Images)
+	m.Members, m.Snapshots, m.Images, m.Kernels = slices.Clone(m.Members), slices.Clone(m.Snapshots), slices.Clone(m.Images), slices.Clone(m.Kernels)
 	f := &forged{m: &m, bodies: map[name][]byte{}, tail: make([]byte, 2*block)}
 	for i, x := range m.Members {
 		b, err := os.ReadFile(src.path(x))
@@ -193,9 +193,9 @@ func hostile(t *testing.T) map[string]struct {
 		"the manifest's size is huge":  {func(f *forged) { f.head = sized(-1, MaxManifestBytes+1) }, "at most"},
 
 		// The manifest.
-		"a newer version":              {func(f *forged) { f.m.FormatVersion = 2 }, "it has version 2"},
+		"a newer version":              {func(f *forged) { f.m.FormatVersion = 3 }, "it has version 3"},
 		"version 0":                    {func(f *forged) { f.m.FormatVersion = 0 }, "it has version 0"},
-		"no version":                   {replaceText(`"format_version":1,`, ""), "no format version"},
+		"no version":                   {replaceText(`"format_version":2,`, ""), "no format version"},
 		"no JSON":                      {func(f *forged) { f.text = func([]byte) []byte { return []byte("{") } }, "cannot be read"},
 		"a list":                       {func(f *forged) { f.text = func([]byte) []byte { return []byte("[]") } }, "cannot be read"},
 		"an unknown field":             {replaceText(`"tool":`, `"lazy":1,"tool":`), "unknown field"},
@@ -246,6 +246,47 @@ func hostile(t *testing.T) map[string]struct {
 			}
 		}, "would take more than"},
 
+		// Kernels.
+		"a kernel in a pack of version 1":    {func(f *forged) { f.m.FormatVersion = 1 }, "none of version 1 has"},
+		"a kernel's member in one":           {func(f *forged) { f.m.FormatVersion, f.m.Kernels = 1, nil }, "none of version 1 has"},
+		"a kernel that is no member":         {func(f *forged) { f.m.Kernels[0].Content = layer.Digest{1} }, "no member of the pack"},
+		"a kernel that is a state":           {func(f *forged) { f.m.Kernels[0].Content = f.m.Members[f.first(State)].Digest }, "no member of the pack"},
+		"a kernel without a digest":          {func(f *forged) { f.m.Kernels[0].Content = layer.Digest{} }, "no member of the pack"},
+		"a kernel without a name":            {func(f *forged) { f.m.Kernels[0].Name = "" }, "no snapshot of its manifest"},
+		"a kernel of no snapshot":            {func(f *forged) { f.m.Kernels[0].Name = "6.6-1 " + storetest.Digest("x") }, "no snapshot of its manifest"},
+		"a kernel listed twice":              {func(f *forged) { f.m.Kernels = append(f.m.Kernels, f.m.Kernels[0]) }, "twice"},
+		"kernels without end":                {func(f *forged) { f.m.Kernels = make([]Kernel, 3) }, "3 kernels for 2 snapshots"},
+		"a kernel's member that is nobody's": {func(f *forged) { f.m.Kernels = nil }, "nothing needs its member kernel"},
+		"a kernel's member listed twice":     {func(f *forged) { f.m.Members = append(f.m.Members, f.m.Members[f.first(KernelMember)]) }, "twice"},
+		"a kernel's member that is missing":  {func(f *forged) { i := f.first(KernelMember); f.order = slices.Delete(f.order, i, i+1) }, "is missing"},
+		"a kernel that is too long":          {member(KernelMember, func(x *Member) { x.Length = MaxKernelBytes + 1 }), "its length is"},
+		"a kernel that is a bomb":            {func(f *forged) { f.replace(f.first(KernelMember), squeeze(t, make([]byte, 200<<20))) }, "becomes more"},
+		"a kernel of other bytes":            {func(f *forged) { f.spoilKernel(t, func(b []byte) []byte { b[len(b)-1] ^= 1; return b }, true) }, "does not match its digest"},
+		"a kernel that is no frame":          {func(f *forged) { f.replace(f.first(KernelMember), []byte("no frame at all")) }, "cannot be decompressed"},
+		"a kernel that ends early":           {func(f *forged) { f.spoilKernel(t, func(b []byte) []byte { return b[:len(b)-1] }, false) }, "bytes follow where there are"},
+		"a kernel that ends in its header":   {func(f *forged) { f.spoilKernel(t, func(b []byte) []byte { return b[:20] }, false) }, "without a header"},
+		"a kernel with more than it says":    {func(f *forged) { f.spoilKernel(t, func(b []byte) []byte { return append(b, 'x') }, false) }, "more than its header says"},
+		"a kernel of another version": {func(f *forged) {
+			f.spoilKernel(t, func(b []byte) []byte {
+				return bytes.Replace(b, []byte(`"format_version":1`), []byte(`"format_version":2`), 1)
+			}, false)
+		}, "kernel of format version 2"},
+		"a kernel with a module that climbs": {func(f *forged) {
+			f.spoilKernel(t, func(b []byte) []byte { return bytes.Replace(b, []byte(`"virtio"`), []byte(`"../virtio"`), 1) }, false)
+		}, "of a name that is none"},
+		"a kernel with a module twice": {func(f *forged) {
+			f.spoilKernel(t, func(b []byte) []byte { return bytes.Replace(b, []byte(`"virtio_blk"`), []byte(`"virtio"`), 1) }, false)
+		}, "twice or of a name"},
+		"a kernel with an image of less than nothing": {func(f *forged) {
+			f.spoilKernel(t, func(b []byte) []byte { return bytes.Replace(b, []byte(`"image":8`), []byte(`"image":-8`), 1) }, false)
+		}, "-8 bytes follow"},
+		"a kernel whose header is another's form": {func(f *forged) {
+			f.spoilKernel(t, func(b []byte) []byte { return bytes.Replace(b, []byte(`"image":8`), []byte(`"image": 8`), 1) }, false)
+		}, "in the form that it has"},
+		"a kernel with escapes in its version": {func(f *forged) {
+			f.spoilKernel(t, func(b []byte) []byte { return bytes.Replace(b, []byte(`"6.1-1"`), []byte(`"\u001b[2J"`), 1) }, false)
+		}, "kernel of version"},
+
 		// The members.
 		"a chunk of other bytes":     {func(f *forged) { i := f.first(Chunk); f.replace(i, squeeze(t, make([]byte, f.m.Members[i].Length))) }, "does not match its digest"},
 		"a chunk that is no frame":   {func(f *forged) { f.replace(f.first(Chunk), []byte("no frame at all")) }, "cannot be decompressed"},
@@ -276,6 +317,22 @@ func hostile(t *testing.T) map[string]struct {
 		"a disk that is memory":             {func(f *forged) { f.m.Snapshots[1].Disk = f.m.Snapshots[1].Memory }, "its disk layer has pages"},
 		"a disk of another image":           {func(f *forged) { f.m.Images[0].DiskBytes++ }, "is not a whole disk"},
 	}
+}
+
+// spoilKernel changes the kernel, under the digest of what it was, or that of what it is then.
+func (f *forged) spoilKernel(t *testing.T, change func([]byte) []byte, sameName bool) {
+	t.Helper()
+	b, err := tinyKernel().Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b = change(b)
+	i := f.first(KernelMember)
+	if sameName {
+		f.replace(i, squeeze(t, b))
+		return
+	}
+	f.m.Kernels[0].Content = f.swap(t, i, b)
 }
 
 // relink lets the records name another map.
@@ -455,6 +512,11 @@ func FuzzPack(f *testing.F) {
 	for _, n := range []int{0, 100, block, len(seed) / 2, len(seed) - 1} {
 		f.Add(seed[:n])
 	}
+	old, err := os.ReadFile("testdata/version1.forkd")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(old)
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, err := Inspect(t.Context(), bytes.NewReader(b))
 		if err != nil {

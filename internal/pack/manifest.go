@@ -42,8 +42,8 @@ func Decode(b []byte) (*Manifest, error) {
 	if v.FormatVersion == nil {
 		return nil, fmt.Errorf("%w: its manifest has no format version", ErrFormat)
 	}
-	if *v.FormatVersion != FormatVersion {
-		return nil, fmt.Errorf("%w: it has version %d, this forkd reads %d; use the forkd that made it, or have it packed by this one",
+	if *v.FormatVersion < 1 || *v.FormatVersion > FormatVersion {
+		return nil, fmt.Errorf("%w: it has version %d, this forkd reads 1 to %d; use the forkd that made it, or have it packed by this one",
 			ErrVersion, *v.FormatVersion, FormatVersion)
 	}
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -63,7 +63,7 @@ func Decode(b []byte) (*Manifest, error) {
 }
 
 func (m *Manifest) check() error {
-	for _, f := range []func() error{m.checkMembers, m.checkSnapshots, m.checkImages, m.checkTexts} {
+	for _, f := range []func() error{m.checkMembers, m.checkSnapshots, m.checkImages, m.checkTexts, m.checkKernels} {
 		if err := f(); err != nil {
 			return err
 		}
@@ -91,6 +91,8 @@ func (m *Manifest) checkMembers() error {
 			most = layer.MaxMapBytes
 		case State:
 			most = maxStateBytes
+		case KernelMember:
+			most = MaxKernelBytes
 		default:
 			return fmt.Errorf("its manifest lists a member of unknown kind %.20q", x.Kind)
 		}
@@ -112,7 +114,7 @@ func (m *Manifest) checkMembers() error {
 			unpacked += x.Length
 		}
 		if unpacked > maxUnpacked {
-			return fmt.Errorf("its maps and device states would take more than %d bytes", int64(maxUnpacked))
+			return fmt.Errorf("its maps, device states and kernels would take more than %d bytes", int64(maxUnpacked))
 		}
 	}
 	return nil

@@ -31,8 +31,9 @@ import (
 	"forkd.dev/forkd/internal/store"
 )
 
-// FormatVersion of the manifest, and of all that it describes. A reader refuses those it does not know.
-const FormatVersion = 1
+// FormatVersion is the newest of manifests, and of all that they describe. A reader refuses those it does not know. What
+// version 1 can say, which has no kernels, is said in it: an older forkd reads that.
+const FormatVersion = 2
 
 // Errors.
 var (
@@ -50,7 +51,7 @@ const (
 	MaxMembers       = 1 << 20
 	MaxSnapshots     = 1024
 	maxStateBytes    = 256 << 20 // device state: 200 KiB to a few MiB
-	maxUnpacked      = 512 << 20 // all maps and device states together
+	maxUnpacked      = 512 << 20 // all maps, device states and kernels together
 )
 
 // Kind is what a member is.
@@ -61,6 +62,8 @@ const (
 	Chunk Kind = "chunk" // pages of a layer, at most 1 MiB; as the store keeps it
 	Map   Kind = "map"   // of a layer
 	State Kind = "state" // device state
+
+	KernelMember Kind = "kernel" // what boots an image, a KernelFile
 )
 
 // Member is something a pack holds beside its manifest. Kind and Digest name it.
@@ -75,7 +78,7 @@ type Member struct {
 
 // Manifest describes a pack. Its digest covers, through those of the members, every byte of it.
 type Manifest struct {
-	FormatVersion int       `json:"format_version"` // first, so that any reader finds it
+	FormatVersion int       `json:"format_version"` // first, so that any reader finds it; Collect sets it
 	PackedAt      time.Time `json:"packed_at"`
 	Tool          string    `json:"tool"` // version of the forkd that packed it
 	// Snapshots are the one that was packed, last, and all it stands on, each after the one it stands on. They are as
@@ -83,8 +86,10 @@ type Manifest struct {
 	// no name of a user's; their layers are not.
 	Snapshots []store.Snapshot `json:"snapshots"`
 	Images    []store.Image    `json:"images"` // that those stand on
-	Members   []Member         `json:"members"`
-	Scrub     *Scrub           `json:"scrub,omitempty"` // nil: nobody looked
+	// Kernels are those that the snapshots were made with, as far as the packer still had them.
+	Kernels []Kernel `json:"kernels,omitempty"`
+	Members []Member `json:"members"`
+	Scrub   *Scrub   `json:"scrub,omitempty"` // nil: nobody looked
 
 	index map[name]int // of members, once they have been checked
 }

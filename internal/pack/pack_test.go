@@ -34,7 +34,7 @@ const (
 func (h *home) chain(n int) Manifest {
 	img, snapshots := h.Chain(n)
 	return Manifest{
-		FormatVersion: FormatVersion, PackedAt: time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC), Tool: "test",
+		PackedAt: time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC), Tool: "test",
 		Images: []store.Image{img}, Snapshots: snapshots,
 	}
 }
@@ -43,12 +43,19 @@ func (h *home) collect(m Manifest) *Source {
 	h.T.Helper()
 	src, err := Collect(h.T.Context(), Spec{
 		Dir: h.T.TempDir(), Layers: h.Layers, Manifest: m,
-		State: func(s store.Snapshot) ([]byte, error) { return h.States[s.State], nil },
+		State:  func(s store.Snapshot) ([]byte, error) { return h.States[s.State], nil },
+		Kernel: func(store.Snapshot) ([]byte, error) { return tinyKernel().Encode() },
 	})
 	if err != nil {
 		h.T.Fatal(err)
 	}
 	return src
+}
+
+func tinyKernel() *KernelFile {
+	return &KernelFile{Version: "6.1-1", Release: "6.1.0-1-test", Image: []byte("an image"), Modules: []KernelModule{
+		{"virtio", []byte("a module")}, {"virtio_blk", []byte("another module")},
+	}}
 }
 
 // carry moves what is needed.

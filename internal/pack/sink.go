@@ -111,7 +111,7 @@ func (s *Sink) there(ctx context.Context, k *layer.Checker, x Member) (bool, err
 			return false, err
 		}
 		return s.right(k, x, path)
-	case State: // the home keeps them by snapshot, not by digest
+	case State, KernelMember: // the home keeps them by snapshot, and with its downloads, not by digest
 	}
 	return false, nil
 }
@@ -194,8 +194,8 @@ func (s *Sink) Put(ctx context.Context, x Member, r io.Reader) error {
 	} else {
 		keep, err = open(x, b)
 	}
-	if err == nil && x.Kind == Map {
-		_, err = layer.ParseMap(keep)
+	if err == nil {
+		err = sound(x, keep)
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
@@ -207,6 +207,32 @@ func (s *Sink) Put(ctx context.Context, x Member, r io.Reader) error {
 	defer s.mu.Unlock()
 	s.have[name{x.Kind, x.Digest}] = true
 	s.fetched += x.Size
+	return nil
+}
+
+// sound looks at the content of a member, as far as it can be judged alone.
+func sound(x Member, plain []byte) (err error) {
+	switch x.Kind {
+	case Map:
+		_, err = layer.ParseMap(plain)
+	case KernelMember:
+		_, err = DecodeKernel(plain)
+	case Chunk, State:
+	}
+	return err
+}
+
+// Offer takes the content of a member that the home has elsewhere, unless it is another: it does not travel then.
+func (s *Sink) Offer(x Member, plain []byte) error {
+	if _, ok := s.m.member(x.Kind, x.Digest); !ok || x.Kind == Chunk || sha256.Sum256(plain) != x.Digest || sound(x, plain) != nil {
+		return nil
+	}
+	if err := writeFile(s.path(x), plain); err != nil {
+		return fmt.Errorf("keep %s: %w", x, err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.have[name{x.Kind, x.Digest}] = true
 	return nil
 }
 
@@ -287,6 +313,18 @@ func (s *Sink) State(m store.Snapshot) ([]byte, error) {
 	}
 	if sha256.Sum256(b) != d {
 		return nil, fmt.Errorf("%w: device state of %s was changed after it came", ErrDamaged, m.Tag)
+	}
+	return b, nil
+}
+
+// Kernel reads the content of a kernel.
+func (s *Sink) Kernel(d layer.Digest) ([]byte, error) {
+	b, err := os.ReadFile(memberPath(s.dir, Member{Kind: KernelMember, Digest: d}))
+	if err != nil {
+		return nil, fmt.Errorf("read kernel %s: %w", d, err)
+	}
+	if sha256.Sum256(b) != d {
+		return nil, fmt.Errorf("%w: kernel %s was changed after it came", ErrDamaged, d)
 	}
 	return b, nil
 }

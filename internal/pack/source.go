@@ -25,7 +25,9 @@ type Spec struct {
 	Layers *layer.Store
 	// State reads and verifies a snapshot's device state.
 	State func(store.Snapshot) ([]byte, error)
-	// Manifest has everything but members.
+	// Kernel encodes the kernel that a snapshot was made with; without content it is not here. May be nil.
+	Kernel func(store.Snapshot) ([]byte, error)
+	// Manifest has everything but members, kernels and its version.
 	Manifest Manifest
 	// Blobs: say of every member what a registry calls it. It reads all there is once more.
 	Blobs bool
@@ -44,7 +46,7 @@ type Source struct {
 func Collect(ctx context.Context, spec Spec) (*Source, error) {
 	c := &collector{Spec: spec, src: &Source{dir: spec.Dir}, seen: map[name]bool{}}
 	m := spec.Manifest
-	c.src.manifest, m.Members = &m, nil
+	c.src.manifest, m.Members, m.Kernels, m.FormatVersion = &m, nil, nil, 1
 	if err := c.collect(ctx); err != nil {
 		return nil, fmt.Errorf("collect %s: %w", m.Head().Tag, err)
 	}
@@ -78,6 +80,9 @@ func (c *collector) collect(ctx context.Context) error {
 			chunks = append(chunks, more...)
 		}
 	}
+	if err := c.kernels(); err != nil {
+		return err
+	}
 	for _, x := range chunks {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -110,6 +115,35 @@ func (c *collector) chain(ctx context.Context, d layer.Digest) (chunks []layer.C
 		d = m.Parent
 	}
 	return chunks, nil
+}
+
+// kernels adds what the snapshots were made with, each once.
+func (c *collector) kernels() error {
+	m := c.src.manifest
+	for _, s := range m.Snapshots {
+		if !s.KernelContent.IsZero() { // a field that readers of version 1 do not know
+			m.FormatVersion = FormatVersion
+		}
+		if _, ok := m.Kernel(s.Kernel); ok || s.Kernel == "" || c.Kernel == nil {
+			continue
+		}
+		b, err := c.Kernel(s)
+		if err != nil {
+			return fmt.Errorf("kernel of %s: %w", s.Tag, err)
+		}
+		if len(b) == 0 {
+			continue
+		}
+		if _, err := DecodeKernel(b); err != nil {
+			return fmt.Errorf("kernel of %s: %w", s.Tag, err)
+		}
+		if err := c.frame(KernelMember, b); err != nil {
+			return err
+		}
+		m.Kernels = append(m.Kernels, Kernel{Name: s.Kernel, Content: sha256.Sum256(b)})
+		m.FormatVersion = FormatVersion
+	}
+	return nil
 }
 
 // frame adds a member that the home does not have as a frame.

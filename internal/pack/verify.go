@@ -51,6 +51,9 @@ func (v *verifier) run(ctx context.Context) error {
 			return fmt.Errorf("%w: image %s: %w", ErrDamaged, i.ID, err)
 		}
 	}
+	for _, k := range v.m.Kernels {
+		v.used[name{KernelMember, k.Content}] = true
+	}
 	for _, x := range v.m.Members {
 		if !v.used[name{x.Kind, x.Digest}] {
 			return fmt.Errorf("%w: nothing needs its member %s", ErrDamaged, x)

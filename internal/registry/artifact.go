@@ -168,20 +168,20 @@ func (a *Artifact) encode(x index) error {
 	return nil
 }
 
-// group puts members together to blobs: those of a layer that none below it has, its map first; each state alone. What a
+// group puts members together to blobs: those of a layer that none below it has, its map first; each state and kernel alone. What a
 // blob is made of depends on its layer and those below alone, so that another snapshot on them has the same.
 func group(src Source) ([][]pack.Member, error) {
 	m := src.Manifest()
 	members := map[layer.Digest]pack.Member{} // chunks and maps: digests of different things never meet
 	for _, x := range m.Members {
-		if x.Kind != pack.State {
+		if x.Kind == pack.Chunk || x.Kind == pack.Map {
 			members[x.Digest] = x
 		}
 	}
 	var groups [][]pack.Member
 	maps := map[layer.Digest]layer.Map{}
 	for _, x := range m.Members {
-		if x.Kind == pack.State {
+		if x.Kind == pack.State || x.Kind == pack.KernelMember {
 			groups = append(groups, []pack.Member{x})
 		}
 		if x.Kind == pack.Map {

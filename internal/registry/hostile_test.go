@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"forkd.dev/forkd/internal/pack"
 )
 
 // patched is a registry's answer to a pull of a good snapshot, spoiled.
@@ -30,7 +32,8 @@ func isManifest(r *http.Request) bool {
 	return r.Method == http.MethodGet && strings.Contains(r.URL.Path, "/manifests/")
 }
 
-func hostile() []patched {
+// hostile is what a registry may answer; kernel is the digest of the blob that has one.
+func hostile(kernel string) []patched {
 	manifest := func(change func(m *ociManifest)) func(http.ResponseWriter, *http.Request, func() []byte) bool {
 		return func(w http.ResponseWriter, r *http.Request, good func() []byte) bool {
 			if !isManifest(r) {
@@ -65,6 +68,9 @@ func hostile() []patched {
 			_, _ = io.WriteString(w, body)
 			return true
 		}
+	}
+	isKernel := func(r *http.Request) bool {
+		return r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/blobs/"+kernel)
 	}
 	always := func(*http.Request) bool { return true }
 	return []patched{
@@ -126,6 +132,36 @@ func hostile() []patched {
 			<-r.Context().Done()
 			return true
 		}},
+		{"a kernel of other bytes", ErrRegistry, "kernel", func(w http.ResponseWriter, r *http.Request, good func() []byte) bool {
+			if !isKernel(r) {
+				return false
+			}
+			b := good()
+			b[len(b)/2] ^= 1
+			http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(b))
+			return true
+		}},
+		{"a kernel that ends early", ErrRegistry, "EOF", func(w http.ResponseWriter, r *http.Request, good func() []byte) bool {
+			if !isKernel(r) {
+				return false
+			}
+			b := good()
+			w.Header().Set("Content-Length", fmt.Sprint(len(b)))
+			_, _ = w.Write(b[:len(b)/2])
+			return true
+		}},
+		{"a kernel without end", ErrRegistry, "", func(w http.ResponseWriter, r *http.Request, _ func() []byte) bool {
+			if !isKernel(r) {
+				return false
+			}
+			for r.Context().Err() == nil {
+				if _, err := w.Write(make([]byte, 64<<10)); err != nil {
+					break
+				}
+			}
+			return true
+		}},
+		{"a kernel that is not there", ErrNotFound, "", answer(isKernel, http.StatusNotFound, "")},
 		{"another range", ErrRegistry, "asked for bytes", func(w http.ResponseWriter, r *http.Request, _ func() []byte) bool {
 			if !isBlob(r) {
 				return false
@@ -182,7 +218,7 @@ func TestHostileRegistries(t *testing.T) {
 		t.Fatal(err)
 	}
 	working := s.Config.Handler
-	for _, x := range hostile() {
+	for _, x := range hostile(kernelBlob(t, src)) {
 		t.Run(x.name, func(t *testing.T) {
 			there := newHome(t)
 			dir := filepath.Join(t.TempDir(), "pull")
@@ -209,6 +245,22 @@ func TestHostileRegistries(t *testing.T) {
 			}
 		})
 	}
+}
+
+// kernelBlob is the digest of the blob that has the kernel.
+func kernelBlob(t *testing.T, src *pack.Source) string {
+	t.Helper()
+	for _, x := range src.Manifest().Members {
+		if x.Kind == pack.KernelMember {
+			b, err := hash(t.Context(), src, []pack.Member{x})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return b.digest
+		}
+	}
+	t.Fatal("there is no kernel")
+	return ""
 }
 
 // fetchGood is what a working registry answers.

@@ -37,7 +37,7 @@ func newHome(t testing.TB) *home {
 func (h *home) chain(n int) pack.Manifest {
 	img, snapshots := h.Chain(n)
 	return pack.Manifest{
-		FormatVersion: pack.FormatVersion, PackedAt: time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC), Tool: "test",
+		PackedAt: time.Date(2026, 11, 30, 10, 0, 0, 0, time.UTC), Tool: "test",
 		Images: []store.Image{img}, Snapshots: snapshots,
 	}
 }
@@ -49,6 +49,9 @@ func (h *home) collect(m pack.Manifest, n int) *pack.Source {
 	src, err := pack.Collect(h.T.Context(), pack.Spec{
 		Dir: h.T.TempDir(), Layers: h.Layers, Manifest: m,
 		State: func(s store.Snapshot) ([]byte, error) { return h.States[s.State], nil },
+		Kernel: func(store.Snapshot) ([]byte, error) {
+			return (&pack.KernelFile{Version: "6.1-1", Release: "6.1.0-1-test", Image: []byte("an image")}).Encode()
+		},
 	})
 	if err != nil {
 		h.T.Fatal(err)

@@ -52,8 +52,9 @@ type Snapshot struct {
 	MemoryOwn     int64         `json:"memory_own_bytes"`
 	DiskOwn       int64         `json:"disk_own_bytes"`
 	Stored        int64         `json:"stored_bytes"`
-	Kernel        string        `json:"kernel"` // version and digest
-	Agent         string        `json:"agent"`  // digest
+	Kernel        string        `json:"kernel"`                  // version and digest
+	KernelContent layer.Digest  `json:"kernel_content,omitzero"` // of the one that came with it, from elsewhere; what its name says is a claim then
+	Agent         string        `json:"agent"`                   // digest
 	Protocol      int           `json:"protocol"`
 	Source        string        `json:"source"` // digest of all that determined it: recipe, image, kernel, agent, engine
 	Recipe        string        `json:"recipe"` // name

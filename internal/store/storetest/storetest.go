@@ -97,6 +97,7 @@ func (h *Home) Chain(n int) (store.Image, []store.Snapshot) {
 		s := store.Snapshot{
 			FormatVersion: store.FormatVersion, Tag: name, CreatedAt: time.Unix(int64(1000+i), 0).UTC(),
 			Image: img.ID, ImageDisk: img.Disk, Memory: memory, Disk: disk, Recipe: "tiny", RecipeText: "name: tiny\n",
+			Kernel: "6.1-1 " + Digest("kernel"),
 			Engine: engine.Format{Engine: "fake", Arch: "amd64", CPUs: 1, MemoryBytes: h.Sizes.Memory},
 		}.WithState(state)
 		if i > 0 {
