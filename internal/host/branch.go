@@ -74,6 +74,7 @@ type branch struct {
 	describe func(*store.Snapshot) // of a step of a build, whose record is not a branch's; else nil
 	copied   func()                // gives back the promise of memory for the copy
 	undo     undo.Stack            // what holds as long as the branch is in progress
+	told     bool                  // it is known to be ready or to have failed: nothing is held for it any more
 }
 
 // Branch captures a sandbox, which runs on. It returns when the snapshot is ready, or with NoWait when the source runs
@@ -168,7 +169,11 @@ func (b *branch) take(ctx context.Context, spec BranchSpec) error {
 	if err != nil {
 		return err
 	}
-	b.undo.Add(release)
+	b.undo.Add(func() {
+		if !b.told {
+			release()
+		}
+	})
 	if err := b.h.tagFree(spec.Tag); err != nil {
 		return err
 	}
@@ -253,6 +258,9 @@ func (b *branch) reserve(tag string) error {
 		Limits: b.parent.snapshot.Limits, Egress: b.s.policy(),
 	}
 	b.undo.Add(func() {
+		if b.told {
+			return
+		}
 		if !isClosed(image.ready) {
 			b.h.hot.fail(image, errors.New("its capture failed"))
 		}

@@ -622,6 +622,26 @@ func TestNoWaitAndForkOfWriting(t *testing.T) {
 	}
 }
 
+// TestReadyIsOver: as soon as a branch is seen to be ready it can be removed, and its tag used again.
+func TestReadyIsOver(t *testing.T) {
+	h := fakeHost(t, newFakeEngine(), nil)
+	id := forkOneOf(t, h, fakeTag)
+	for range 25 {
+		if _, err := h.Branch(t.Context(), id, BranchSpec{Tag: "x", NoWait: true}); err != nil {
+			t.Fatal(err)
+		}
+		for v, err := h.Snapshot("x"); err != nil || v.Status != lineage.Ready; v, err = h.Snapshot("x") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			runtime.Gosched()
+		}
+		if err := removeSnapshot(t, h, "x"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // wCopying is closed: the snapshot is known and its memory is not complete.
 func (h *Host) wCopying(tag string) <-chan struct{} {
 	h.mu.Lock()

@@ -229,6 +229,11 @@ func (h *Host) settle(b *branch, m store.Snapshot, err error) (changed []*sandbo
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	b.w.err = err
+	// Who sees that it is ready, or has failed, may do with it what he likes at once.
+	b.told = true
+	delete(h.busy, tag)
+	delete(h.parents, b)
+	defer h.hot.release(b.w.hot)
 	if err != nil {
 		b.w.status = lineage.FailedSnap
 		h.tellSnapshot(events.SnapshotFailed, tag, b.s.id, err.Error())
