@@ -182,6 +182,15 @@ func TestPullRewarm(t *testing.T) {
 	if !strings.Contains(got.Rewarm, "other-cpu") || !slices.Equal(got.New, []string{"rewarmed"}) || got.FetchedBytes != 0 {
 		t.Errorf("pulled %+v", got)
 	}
+	// Again it is there already, whatever the index of packages says by now; another snapshot's tag is not taken for it.
+	var again api.Pulled
+	f.json(&again, "pull", ref+":other", "-t", "rewarmed", "--rewarm")
+	if len(again.New) > 0 || !slices.Equal(again.Present, []string{"rewarmed"}) || again.Snapshot.ID != got.Snapshot.ID {
+		t.Errorf("again: %+v", again)
+	}
+	if r := f.try("pull", ref+":none", "-t", "rewarmed", "--rewarm"); r.code != 1 || !strings.Contains(r.stderr, "it has no recipe") {
+		t.Errorf("another one under that tag: %+v", r)
+	}
 	if out := f.inOne("rewarmed", "sh", "-c", "ls -d /usr/lib/python3/dist-packages/numpy"); out != "/usr/lib/python3/dist-packages/numpy" {
 		t.Errorf("a child of what was built says %q", out)
 	}

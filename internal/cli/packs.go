@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"embed"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -275,6 +276,9 @@ func (a *App) rewarm(ctx context.Context, c *client.Client, p *pack.Manifest, ta
 	if tag == "" {
 		tag = m.Tag
 	}
+	if have, err := c.SnapshotInfo(ctx, tag); err == nil && a.builtOf(ctx, c, tag, m.RecipeText) {
+		return a.show(have.Snapshot, func(w io.Writer) error { return hereAlready(w, tag) })
+	}
 	a.progress("it cannot run here, and is built from its recipe: %s", printable(why.Error()))
 	snap, err := a.buildText(ctx, c, embed.FS{}, m.Recipe, []byte(m.RecipeText), client.BuildOptions{Tag: tag})
 	if err != nil {
@@ -284,6 +288,17 @@ func (a *App) rewarm(ctx context.Context, c *client.Client, p *pack.Manifest, ta
 		_, err := fmt.Fprintln(w, snap.Tag)
 		return err
 	})
+}
+
+// builtOf reports whether a snapshot was built there, of nothing but that recipe.
+func (a *App) builtOf(ctx context.Context, c *client.Client, tag, recipe string) bool {
+	p, err := c.Provenance(ctx, tag)
+	if err != nil || len(p.Snapshots) != 1 {
+		return false
+	}
+	o := p.Snapshots[0]
+	_, err = hex.DecodeString(o.Source) // what came from elsewhere says so instead
+	return err == nil && o.BranchedFrom == "" && o.RecipeText == recipe
 }
 
 func (a *App) openPack(file string) (r io.Reader, done func(), err error) {

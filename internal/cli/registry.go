@@ -111,6 +111,9 @@ func (a *App) pull() *cobra.Command {
 }
 
 func printPulled(w io.Writer, got *api.Pulled) error {
+	if got.Rewarm != "" && len(got.New) == 0 {
+		return hereAlready(w, got.Snapshot.Tag)
+	}
 	if got.Rewarm != "" {
 		return table(w, "tag | "+got.Snapshot.Tag, [][]string{{"built from its recipe", got.Rewarm}, {"from", got.Ref}})
 	}
@@ -118,6 +121,12 @@ func printPulled(w io.Writer, got *api.Pulled) error {
 		return err
 	}
 	_, err := fmt.Fprintf(w, "from %s\n", got.Ref)
+	return err
+}
+
+// hereAlready is said where a recipe was to be built that has been.
+func hereAlready(w io.Writer, tag string) error {
+	_, err := fmt.Fprintf(w, "%s is here already, built from the same recipe; remove it to have it built anew: forkd rmi %s\n", tag, tag)
 	return err
 }
 

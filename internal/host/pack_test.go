@@ -402,3 +402,38 @@ func TestPackKeeps(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestRewarmAgain: what was built of the same recipe before is found, without asking anybody for packages; a tag that something else
+// has is not taken for it.
+func TestRewarmAgain(t *testing.T) {
+	here, there := fakeHost(t, newFakeEngine(), nil), fakeHost(t, newFakeEngine(), nil)
+	addLine(t, here, "one", "a")
+	const recipe = "base: debian:bookworm\n"
+	m, _ := manifestOf(t, here, "a", func(m *pack.Manifest) { m.Snapshots[0].Engine.Arch, m.Snapshots[0].RecipeText = "riscv64", recipe })
+	addLine(t, there, "two", "a", "on-a")
+	there.mu.Lock()
+	built := there.snapshots["a"]
+	built.Source, built.RecipeText = strings.Repeat("0123456789abcdef", 4), recipe
+	there.snapshots["a"] = built
+	theirs := built
+	theirs.Tag, theirs.Source = "theirs", "unpacked of "+built.ID()
+	there.snapshots["theirs"] = theirs
+	there.mu.Unlock()
+	for tag, taken := range map[string]bool{"": false, "a": false, "on-a": true, "theirs": true} {
+		opts := PullOptions{Rewarm: true, ReceiveOptions: ReceiveOptions{Tag: tag}}
+		_, why := there.Receive(t.Context(), m, opts.ReceiveOptions, nil)
+		if !errors.Is(why, engine.ErrIncompatible) {
+			t.Fatalf("as %q: %v", tag, why)
+		}
+		got, err := there.rewarm(t.Context(), Pulled{}, m, opts, why, func(Transfer) {})
+		if !taken {
+			if err != nil || len(got.New) > 0 || !slices.Equal(got.Present, []string{"a"}) || got.Snapshot.ID() != built.ID() || got.Rewarm == "" {
+				t.Errorf("as %q: %+v, %v", tag, got, err)
+			}
+			continue
+		}
+		if hinted, ok := errors.AsType[*HintError](err); !errors.Is(err, store.ErrExists) || !ok || !strings.Contains(hinted.Try, "-t TAG") {
+			t.Errorf("as %q: %v", tag, err)
+		}
+	}
+}

@@ -149,9 +149,6 @@ func (h *Host) sameAsLocked(m store.Snapshot, tag string) (found store.Snapshot,
 // acceptable refuses a pack for what its manifest says.
 func (h *Host) acceptable(ctx context.Context, m *pack.Manifest, tag string, opts ReceiveOptions) error {
 	head := m.Head()
-	if err := h.tagFree(tag); err != nil {
-		return hint(err, "give it another tag with: -t TAG; or remove that one with: forkd rmi %s", tag)
-	}
 	features, err := h.Features(ctx)
 	if err != nil {
 		return err
@@ -166,6 +163,10 @@ func (h *Host) acceptable(ctx context.Context, m *pack.Manifest, tag string, opt
 			why = "it has no recipe that it could be built from"
 		}
 		return hint(err, "%s; use it on a host that is like the one it was made on in that", why)
+	}
+	// After that: whoever has it built from its recipe asks about the tag again.
+	if err := h.tagFree(tag); err != nil {
+		return takenBy(err, tag)
 	}
 	for _, s := range m.Snapshots {
 		if err := checkLimits(s.Limits); err != nil {
@@ -196,6 +197,11 @@ func (h *Host) acceptable(ctx context.Context, m *pack.Manifest, tag string, opt
 			"remove what nobody needs: forkd rmi, forkd images rm, forkd cleanup")
 	}
 	return nil
+}
+
+// takenBy says what to do where a tag is taken.
+func takenBy(err error, tag string) error {
+	return hint(err, "give it another tag with: -t TAG; or remove that one with: forkd rmi %s", tag)
 }
 
 // mostlyHere: a relative of it is here, and what is new of it will show whether there is room.

@@ -159,7 +159,8 @@ func (h *Host) pull(ctx context.Context, from Remote, opts PullOptions, tell fun
 	return out, err
 }
 
-// rewarm builds what cannot run here from the recipe that the pack has.
+// rewarm builds what cannot run here from the recipe that the pack has, unless that was done before: a build of the same recipe is
+// what was asked for, whatever its packages are by now.
 func (h *Host) rewarm(ctx context.Context, out Pulled, m *pack.Manifest, opts PullOptions, why error, tell func(Transfer)) (Pulled, error) {
 	head := m.Head()
 	if head.RecipeText == "" || head.Branch != nil {
@@ -175,6 +176,15 @@ func (h *Host) rewarm(ctx context.Context, out Pulled, m *pack.Manifest, opts Pu
 	if opts.Tag != "" {
 		tag = opts.Tag
 	}
+	out.Rewarm = why.Error()
+	if m, err := h.snapshot(tag); err == nil {
+		if !m.BuiltOf(head.RecipeText) {
+			return out, takenBy(h.tagFree(tag), tag)
+		}
+		tell(Transfer{Step: "build", Message: fmt.Sprintf("%s is here already, built from the same recipe", tag)})
+		out.Received.Snapshot, out.Received.Present = h.viewSnapshot(m), []string{tag}
+		return out, nil
+	}
 	tell(Transfer{Step: "build", Message: "building it from its recipe, because " + why.Error()})
 	view, err := h.Build(ctx, BuildSpec{Tag: tag, Recipe: []byte(head.RecipeText), Files: noFiles{}, MayWiden: opts.MayWiden}, func(e Event) {
 		tell(Transfer{Step: e.Step, Message: e.Message})
@@ -183,7 +193,6 @@ func (h *Host) rewarm(ctx context.Context, out Pulled, m *pack.Manifest, opts Pu
 		return out, elsewhere(err)
 	}
 	out.Received.Snapshot, out.Received.New = view, []string{view.Tag}
-	out.Rewarm = why.Error()
 	return out, nil
 }
 

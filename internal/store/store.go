@@ -70,6 +70,12 @@ type Snapshot struct {
 	Tool          string        `json:"tool,omitempty"`   // version of the forkd that made it; "": made before that was written down
 }
 
+// BuiltOf reports whether a snapshot was built here, of nothing but that recipe.
+func (m *Snapshot) BuiltOf(recipe string) bool {
+	_, err := layer.ParseDigest(m.Source) // what came from elsewhere says so instead
+	return err == nil && m.Branch == nil && m.Parent == "" && m.RecipeText == recipe
+}
+
 // Config is how an image's programs are started.
 type Config struct {
 	Env        map[string]string `json:"env,omitempty"`
