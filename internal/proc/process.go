@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ type Process struct {
 	done      chan struct{}
 	joined    chan struct{} // closed when it is in its control group; nil: it was born there
 	joinErr   error         // set before joined is closed
+	ignored   atomic.Pointer[func(line string) bool]
 
 	mu     sync.Mutex
 	killed bool
@@ -110,11 +112,19 @@ func (p *Process) reason(state *os.ProcessState, err error) error {
 func (p *Process) said() string {
 	var lines []string
 	for line := range strings.Lines(string(p.output.tail(2 << 10))) {
-		if line = strings.TrimPrefix(strings.TrimSpace(line), p.name+": "); line != "" {
+		if line = strings.TrimPrefix(strings.TrimSpace(line), p.name+": "); line != "" && !p.idle(line) {
 			lines = append(lines, line)
 		}
 	}
 	return strings.Join(lines, "; ")
+}
+
+// Ignore names lines of output that are of no concern: they do not explain an end.
+func (p *Process) Ignore(idle func(line string) bool) { p.ignored.Store(&idle) }
+
+func (p *Process) idle(line string) bool {
+	idle := p.ignored.Load()
+	return idle != nil && (*idle)(line)
 }
 
 func describe(state *os.ProcessState) string {

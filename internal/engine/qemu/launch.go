@@ -25,6 +25,9 @@ const (
 	consoleSocket = "console.sock"
 )
 
+// maxOutput is room for what QEMU says at the end of ten thousand live captures, and then some; see sweep.
+const maxOutput = 1 << 20
+
 // maxFiles is far more descriptors than a machine of ours opens.
 const maxFiles = 256
 
@@ -76,10 +79,12 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		Dir:      spec.Dir,
 		Files:    files.child(),
 		MaxFiles: maxFiles,
-		Cgroup:   spec.Cgroup,
-		Confine:  confinement(host, spec, m),
-		Dials:    host.platform.userNetwork,
-		Jail:     jail,
+
+		OutputMax: maxOutput,
+		Cgroup:    spec.Cgroup,
+		Confine:   confinement(host, spec, m),
+		Dials:     host.platform.userNetwork,
+		Jail:      jail,
 
 		RefuseCalls: true,
 	})
@@ -245,7 +250,7 @@ func sayQEMU(output []byte) string {
 		if name, rest, ok := strings.Cut(line, ": "); ok && strings.HasPrefix(filepath.Base(name), "qemu-system-") {
 			line = rest
 		}
-		if line != "" {
+		if line != "" && !afterSweep(line) {
 			lines = append(lines, line)
 		}
 	}

@@ -38,6 +38,7 @@ type machine struct {
 	operation chan struct{}                         // has room for one: who stops, starts or captures the machine holds it
 	paused    bool                                  // by SetPaused; guarded by operation
 	collapsed bool                                  // the image has been put together from huge pages; guarded by operation
+	capable   bool                                  // QEMU has agreed to capture live; guarded by operation
 	habits    *habits                               // what it writes first after a live capture
 	copying   atomic.Bool                           // a live capture is not finished
 
@@ -59,6 +60,7 @@ func newMachine(format engine.Format, spec *engine.Spec, process *proc.Process, 
 		operation: make(chan struct{}, 1), habits: &habits{},
 	}
 	m.format.CPUs, m.format.MemoryBytes = spec.CPUs, spec.MemoryBytes
+	process.Ignore(afterSweep)
 	go func() {
 		defer close(m.printed)
 		m.console.follow(m.screen)

@@ -88,6 +88,8 @@ type streamNews struct {
 	begun func()
 	// jumped is told of every page that does not follow the one before: most of them the guest was about to write.
 	jumped func(off int64)
+	// passed is told of each stride of RAM that QEMU is done with: all of its pages have come, and one more.
+	passed func(off int64)
 	// copied is told, now and then, how many bytes of RAM have come.
 	copied func(done int64)
 }
@@ -110,6 +112,8 @@ type drainer struct {
 	runOff int64    // place of the first
 	seen   []uint64 // a bit for each page of RAM
 	left   int64    // pages not seen
+	within []int32  // of them in each stride
+	ended  int64    // place of the stride whose last page came last; -1: none
 	told   int64
 
 	blocks map[string]int64
@@ -131,7 +135,7 @@ func drain(r io.Reader, sink pageSink, size int64, except []int64, tell streamNe
 	pages := size / memory.PageSize
 	d := &drainer{
 		r: r, sink: sink, size: size, tell: tell, buf: make([]byte, min(window, size+2*roomToRead)), run: make([][]byte, 0, maxRun),
-		seen: make([]uint64, (pages+63)/64), skip: make([]uint64, (pages+63)/64), left: pages, blocks: map[string]int64{}, most: 2*size + streamSlack,
+		seen: make([]uint64, (pages+63)/64), within: strides(size), ended: -1, skip: make([]uint64, (pages+63)/64), left: pages, blocks: map[string]int64{}, most: 2*size + streamSlack,
 	}
 	for _, off := range except {
 		i := off / memory.PageSize
@@ -279,6 +283,10 @@ func (d *drainer) page(off int64, filled bool) error {
 	if err != nil || d.block != ramBlock {
 		return err
 	}
+	// QEMU's thread ends a page's protection before it sends the next.
+	if d.ended >= 0 && d.tell.passed != nil {
+		d.tell.passed(d.ended)
+	}
 	if err := d.mark(off); err != nil {
 		return err
 	}
@@ -316,7 +324,24 @@ func (d *drainer) mark(off int64) error {
 	}
 	d.seen[i/64] |= bit
 	d.left--
+	d.ended = -1
+	at := off / stride
+	if d.within[at]--; d.within[at] == 0 {
+		d.ended = at * stride
+	}
 	return nil
+}
+
+// stride is what passed tells of at a time.
+const stride = 2 << 20
+
+// strides are the numbers of pages in each stride of a RAM.
+func strides(size int64) []int32 {
+	all := make([]int32, (size+stride-1)/stride)
+	for i := range all {
+		all[i] = int32(min(stride, size-int64(i)*stride) / memory.PageSize)
+	}
+	return all
 }
 
 // flush writes the pages that lie in the window.

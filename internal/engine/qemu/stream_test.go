@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -394,5 +395,54 @@ func BenchmarkStream(b *testing.B) {
 			b.Fatal(err)
 		}
 		_ = scratch.Close()
+	}
+}
+
+// TestPassed: a stride is passed once, when all of its pages have come and one more, in whatever order they come.
+func TestPassed(t *testing.T) {
+	const size = 5 << 20 // two strides and a half
+	const pages = size / memory.PageSize
+	rng := rand.New(rand.NewPCG(1, 2))
+	order := rng.Perm(pages)
+	w := &streamWriter{}
+	w.start("ram")
+	w.list("ram", size)
+	w.end()
+	w.part(sectionPart)
+	for i, p := range order {
+		name := ""
+		if i == 0 {
+			name = "ram"
+		}
+		w.page(name, p*memory.PageSize, []byte{0})
+	}
+	w.end()
+	w.part(sectionEnd)
+	w.end()
+	w.Write(deviceState)
+	last := map[int64]int{} // by stride: when its last page comes
+	for i, p := range order {
+		last[int64(p)*memory.PageSize/stride*stride] = i
+	}
+	came, passed := 0, map[int64]bool{}
+	news := streamNews{
+		jumped: func(int64) { came++ }, // nearly every page; told before the next
+		passed: func(off int64) {
+			if passed[off] {
+				t.Errorf("the stride at %#x was passed twice", off)
+			}
+			passed[off] = true
+			if came < last[off]*9/10 || last[off] == pages-1 {
+				t.Errorf("the stride at %#x was passed after some %d pages; its last comes as number %d of %d", off, came, last[off], pages)
+			}
+		},
+	}
+	if _, err := drain(bytes.NewReader(w.Bytes()), fullSink{nil}, size, nil, news); err != nil {
+		t.Fatal(err)
+	}
+	for off, i := range last {
+		if !passed[off] && i != pages-1 {
+			t.Errorf("the stride at %#x was never passed", off)
+		}
 	}
 }

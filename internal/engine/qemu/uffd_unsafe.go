@@ -72,6 +72,14 @@ func release(uffd int, ranges []addresses) error {
 	return errors.Join(errs...)
 }
 
+// unregister ends the registration of a range in which nothing is protected and nobody waits.
+func unregister(uffd int, r addresses) error {
+	if err := uffdIoctl(uffd, uffdioUnregister, unsafe.Pointer(&r)); err != nil {
+		return fmt.Errorf("unregister: %w", err)
+	}
+	return nil
+}
+
 // unprotect takes the protection from the ranges and wakes who waits.
 func unprotect(uffd int, ranges []addresses) error {
 	for _, r := range ranges {
