@@ -31,6 +31,16 @@ func (f *forkd) lineOf(n int) (tags []string) {
 	return tags
 }
 
+// takeKernels gives a copied home the kernels of the one that it was copied from, and returns their place in a home.
+func (f *forkd) takeKernels() string {
+	f.t.Helper()
+	kernels := filepath.Join("cache", "kernels")
+	if err := os.CopyFS(filepath.Join(f.home, kernels), os.DirFS(filepath.Join(suite.home, kernels))); err != nil {
+		f.t.Fatal(err)
+	}
+	return kernels
+}
+
 // TestPackTravels: what is packed in one home is the same machine in another that has nothing: children are warm, a line of
 // branches is whole, and the pack of a relative moves its own only.
 func TestPackTravels(t *testing.T) {
@@ -39,10 +49,7 @@ func TestPackTravels(t *testing.T) {
 		children, links = 20, 5
 	}
 	here, there := copied(t), alone(t)
-	kernels := filepath.Join("cache", "kernels")
-	if err := os.CopyFS(filepath.Join(here.home, kernels), os.DirFS(filepath.Join(suite.home, kernels))); err != nil {
-		t.Fatal(err)
-	}
+	kernels := here.takeKernels()
 	tags := here.lineOf(links)
 	last := tags[links-1]
 	dir := t.TempDir()
@@ -201,6 +208,7 @@ func TestPackScrubs(t *testing.T) {
 // TestUnpackKilled: a daemon that is killed while it unpacks leaves nothing to the next.
 func TestUnpackKilled(t *testing.T) {
 	here, there := copied(t), alone(t)
+	kernels := here.takeKernels()
 	file := filepath.Join(t.TempDir(), "base.forkd")
 	here.run("pack", parentTag, "--no-scrub", "-o", file)
 	info, err := os.Stat(file)
@@ -240,6 +248,9 @@ func TestUnpackKilled(t *testing.T) {
 		}
 		if entries, err := os.ReadDir(filepath.Join(there.home, "images")); err != nil || len(entries) > 0 {
 			t.Errorf("killed after %d bytes: %d images are left, %v", point, len(entries), err)
+		}
+		if entries, err := os.ReadDir(filepath.Join(there.home, kernels)); len(entries) > 0 {
+			t.Errorf("killed after %d bytes: %d kernels are left, %v", point, len(entries), err)
 		}
 	}
 	if there.try("unpack", file).code != 0 {

@@ -57,10 +57,8 @@ func (a *App) pack() *cobra.Command {
 }
 
 func (a *App) doPack(ctx context.Context, c *client.Client, tag, out string, scrub, force bool) error {
-	if out != "-" && !force {
-		if _, err := os.Lstat(out); err == nil {
-			return &hinted{fmt.Errorf("pack %s: %s is there already", tag, out), "another name with -o, or replace it with --force"}
-		}
+	if err := checkOutput(out, force); err != nil {
+		return fmt.Errorf("pack %s: %w", tag, err)
 	}
 	p, err := c.Pack(ctx, tag, scrub)
 	if err != nil {
@@ -75,6 +73,31 @@ func (a *App) doPack(ctx context.Context, c *client.Client, tag, out string, scr
 		return sized(p, m.writer(a.Out), tag)
 	}
 	return a.writePack(p, m, stop, tag, out, force)
+}
+
+// checkOutput refuses before anything is packed what could not be written then.
+func checkOutput(out string, force bool) error {
+	if out == "-" {
+		return nil
+	}
+	info, err := os.Lstat(out)
+	switch {
+	case err == nil && info.IsDir():
+		return &hinted{fmt.Errorf("%s is a directory", out), "a file's name with -o, such as " + filepath.Join(out, "NAME"+packSuffix)}
+	case err == nil && info.Mode()&^fs.ModePerm&^fs.ModeSymlink != 0: // a device would be replaced by a file
+		return &hinted{fmt.Errorf("%s is no regular file", out), "to write there without replacing it, -o - and the shell's >"}
+	case err == nil && !force:
+		return &hinted{fmt.Errorf("%s is there already", out), "another name with -o, or replace it with --force"}
+	case err == nil:
+		return nil
+	}
+	if info, err = os.Stat(filepath.Dir(out)); err != nil {
+		return fmt.Errorf("%s: %w", filepath.Dir(out), withoutName(err))
+	}
+	if !info.IsDir() {
+		return fmt.Errorf("%s is no directory", filepath.Dir(out))
+	}
+	return nil
 }
 
 // sized copies a pack and makes sure that it is whole.
@@ -93,7 +116,7 @@ func sized(p *client.Pack, w io.Writer, tag string) error {
 func (a *App) writePack(p *client.Pack, m *meter, stop func(), tag, out string, force bool) (err error) {
 	tmp, err := os.CreateTemp(filepath.Dir(out), ".forkd-pack-")
 	if err != nil {
-		return err
+		return fmt.Errorf("pack %s: write below %s: %w", tag, filepath.Dir(out), withoutName(err))
 	}
 	defer func() {
 		if err != nil {

@@ -109,6 +109,9 @@ func TestKernelsTravel(t *testing.T) {
 	if kernelIn(t, packed(t, third, "b")) != content {
 		t.Error("it does not travel from there")
 	}
+	if err := os.Mkdir(filepath.Join(there.cfg.Home.Cache(), "kernels", "keep-1"), 0o700); err != nil { // of a daemon that was killed
+		t.Fatal(err)
+	}
 	if _, err := there.RemoveSnapshot(t.Context(), "a", RemoveOptions{Cascade: true}); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 )
 
 // Kernels of the cache that nobody asks Debian about: those that records name. What came with a snapshot from elsewhere is kept
@@ -44,6 +45,9 @@ type ModuleFile struct {
 	Data []byte
 }
 
+// keeping begins the name of a directory that is being filled.
+const keeping = "keep-"
+
 // KeepKernel puts a kernel that was not fetched into the cache, under a digest that the caller has made of its content. One that
 // is there and sound stays as it is. It reports whether it is new.
 func KeepKernel(cacheDir, content, version, release string, boot []byte, modules []ModuleFile) (isNew bool, err error) {
@@ -64,7 +68,7 @@ func keepKernel(dir string, rec kernelRecord, boot []byte, modules []ModuleFile)
 	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
 		return err
 	}
-	tmp, err := os.MkdirTemp(filepath.Dir(dir), "tmp-")
+	tmp, err := os.MkdirTemp(filepath.Dir(dir), keeping)
 	if err != nil {
 		return err
 	}
@@ -92,7 +96,8 @@ func keepKernel(dir string, rec kernelRecord, boot []byte, modules []ModuleFile)
 	return placeKernel(tmp, dir, rec.Digest)
 }
 
-// TrimKernels removes those that were not fetched and are not to stay. Nobody may boot or keep one meanwhile.
+// TrimKernels removes those that were not fetched and are not to stay, and what a daemon that died has not kept to its end. Nobody may
+// keep one meanwhile.
 func TrimKernels(cacheDir string, stays func(digest string) bool) error {
 	entries, err := os.ReadDir(filepath.Join(cacheDir, "kernels"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -100,6 +105,9 @@ func TrimKernels(cacheDir string, stays func(digest string) bool) error {
 	}
 	for _, e := range entries {
 		dir := filepath.Join(cacheDir, "kernels", e.Name())
+		if strings.HasPrefix(e.Name(), keeping) {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
 		if !kernelDigestForm.MatchString(e.Name()) || stays(e.Name()) {
 			continue
 		}

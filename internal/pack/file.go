@@ -106,6 +106,7 @@ func writeMember(w io.Writer, name string, r io.Reader, size int64) error {
 type Reader struct {
 	r        io.Reader
 	at       int64 // in the file
+	size     int64 // of the file; 0: not known yet
 	manifest *Manifest
 	digest   layer.Digest
 }
@@ -140,7 +141,7 @@ func NewReader(r io.Reader) (*Reader, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.manifest, p.digest = m, sha256.Sum256(b.Bytes())
+	p.manifest, p.digest, p.size = m, sha256.Sum256(b.Bytes()), Size(m, b.Bytes())
 	return p, nil
 }
 
@@ -337,6 +338,9 @@ func (p *Reader) copy(w io.Writer, n int64) error {
 // cut tells a file that ends early from one that cannot be read.
 func (p *Reader) cut(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		if p.size > 0 {
+			return fmt.Errorf("%w: it is cut off after %d of %d bytes", ErrDamaged, p.at, p.size)
+		}
 		return fmt.Errorf("%w: it is cut off after %d bytes", ErrDamaged, p.at)
 	}
 	if err != nil {

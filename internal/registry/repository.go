@@ -61,7 +61,7 @@ func Reference(text string) (name.Reference, error) {
 		if _, digest, ok := strings.Cut(text, "@"); ok {
 			return nil, fmt.Errorf("%w: %.200q: %.80q is no digest, which is sha256: and 64 hexadecimal digits", ErrReference, text, digest)
 		}
-		return nil, fmt.Errorf("%w: %.200q: %w", ErrReference, text, err)
+		return nil, fmt.Errorf("%w: %.200q; give it as REGISTRY/NAME:TAG, the name in lower case, such as ghcr.io/me/warm:1 or localhost:5000/warm", ErrReference, text)
 	}
 	if ref.Context().RegistryStr() == "" {
 		return nil, fmt.Errorf("%w: %.200q names no registry; give it as REGISTRY/NAME:TAG, such as ghcr.io/me/warm:1 or localhost:5000/warm", ErrReference, text)
