@@ -136,18 +136,26 @@ func (h *Host) admitCopy(bytes int64) (done func(), err error) {
 // be promised the same.
 func (h *Host) roomFor(need int64, keep string) (left int64, err error) {
 	for {
-		available, err := h.cfg.Available()
+		free, err := h.freeMemory()
 		if err != nil {
-			return 0, fmt.Errorf("read available memory: %w", err)
+			return 0, err
 		}
-		if limit, limited := h.cfg.Groups.Headroom(); limited {
-			available = min(available, limit)
-		}
-		left := available - h.promised - h.cfg.MemoryReserve - need
-		if left >= 0 || !h.hot.evictColdest(keep) {
+		if left = free - need; left >= 0 || !h.hot.evictColdest(keep) {
 			return left, nil
 		}
 	}
+}
+
+// freeMemory is the memory that nobody has and nobody was promised. The caller holds mu.
+func (h *Host) freeMemory() (int64, error) {
+	available, err := h.cfg.Available()
+	if err != nil {
+		return 0, fmt.Errorf("read available memory: %w", err)
+	}
+	if limit, limited := h.cfg.Groups.Headroom(); limited {
+		available = min(available, limit)
+	}
+	return available - h.promised - h.cfg.MemoryReserve, nil
 }
 
 // admitBuild says whether a machine of that size can be booted: its memory becomes an image, all of it.

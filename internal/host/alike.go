@@ -7,10 +7,11 @@ import (
 	"forkd.dev/forkd/internal/store"
 )
 
-// alike is the memory that a machine of an image most likely has much in common with, at whatever places: that of the newest
+// alike are the memories that a machine of an image most likely has much in common with, at whatever places: that of the newest
 // snapshot of its recipe that was built, else of its image. One with the tag of the new snapshot is replaced, and would leave
-// behind, beside what the new one shares with it, the rest of those chunks.
-func (h *Host) alike(tag, recipe, image string, format engine.Format) layer.Digest {
+// behind, beside what the new one shares with it, the rest of those chunks. The machine may be a copy of root, which was booted
+// before; what came after that is most likely one as well.
+func (h *Host) alike(tag, recipe, image string, format engine.Format, root store.Snapshot) []layer.Digest {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var best store.Snapshot
@@ -24,5 +25,12 @@ func (h *Host) alike(tag, recipe, image string, format engine.Format) layer.Dige
 			best = m
 		}
 	}
-	return best.Memory
+	var like []layer.Digest
+	if root.Tag != "" && !best.CreatedAt.After(root.CreatedAt) {
+		like = append(like, root.Memory)
+	}
+	if best.Tag != "" {
+		like = append(like, best.Memory)
+	}
+	return like
 }

@@ -200,7 +200,7 @@ func (b *build) run(ctx context.Context) (store.Snapshot, error) {
 	if len(b.recipe.Run) > 0 {
 		return b.stepped(ctx, img)
 	}
-	return b.snapshot(ctx, img)
+	return b.fromBooted(ctx, img)
 }
 
 // resolve finds packages and kernel.
@@ -321,6 +321,14 @@ func (b *build) standsOn(tag string) error {
 
 // snapshot boots, warms and freezes a machine of the image.
 func (b *build) snapshot(ctx context.Context, img store.Image) (store.Snapshot, error) {
+	return b.snapshotOf(ctx, img, b.warm)
+}
+
+// snapshotOf keeps the machine that warm leaves, its own disk in overlay over the image's, which is base. Dir is for the
+// machine's files.
+func (b *build) snapshotOf(ctx context.Context, img store.Image,
+	warm func(ctx context.Context, dir, overlay, base string) (*warmed, error),
+) (store.Snapshot, error) {
 	base, err := b.h.hot.base(ctx, img.ID)
 	if err != nil {
 		return store.Snapshot{}, err
@@ -336,10 +344,7 @@ func (b *build) snapshot(ctx context.Context, img store.Image) (store.Snapshot, 
 	if err := os.Mkdir(filepath.Dir(overlay), 0o700); err != nil {
 		return store.Snapshot{}, fmt.Errorf("create disk: %w", err)
 	}
-	if err := disk.CreateOverlay(overlay, base, "raw"); err != nil {
-		return store.Snapshot{}, fmt.Errorf("create disk: %w", err)
-	}
-	w, err := b.warm(ctx, dir, overlay, base)
+	w, err := warm(ctx, dir, overlay, base)
 	if err != nil {
 		return store.Snapshot{}, b.h.explainFull(err)
 	}
@@ -364,7 +369,7 @@ func (b *build) keep(ctx context.Context, img store.Image, w *warmed, overlay, b
 	if err := b.keepKernel(); err != nil {
 		return store.Snapshot{}, err
 	}
-	like := b.h.alike(b.spec.Tag, b.recipe.Name, img.ID, w.checkpoint.Format)
+	like := b.h.alike(b.spec.Tag, b.recipe.Name, img.ID, w.checkpoint.Format, w.root)
 	mem, err := memory.SaveLike(ctx, b.h.layers, memory.View{Image: w.checkpoint.Memory}, nil, layer.Digest{}, nil, like)
 	if err != nil {
 		return store.Snapshot{}, fmt.Errorf("store memory: %w", err)

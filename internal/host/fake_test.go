@@ -37,7 +37,9 @@ type fakeEngine struct {
 	severed  []bool                  // of the machines awakened so far: whether they were told to end their parent's connections
 	live     bool
 	capture  func(step string) error // what happens at a step of a capture: "start", "paused", "finish"
-	thaw     func() *wire.Error      // what an agent answers that is to let processes run; nil: it does
+	boot     func(n int) string      // what is in the memory of the n-th machine that boots; nil: none does
+	booted   int
+	thaw     func() *wire.Error // what an agent answers that is to let processes run; nil: it does
 }
 
 func newFakeEngine() *fakeEngine {
@@ -56,8 +58,20 @@ func (e *fakeEngine) Probe(context.Context) (*engine.Features, error) {
 	}, nil
 }
 
-func (e *fakeEngine) Boot(context.Context, *engine.Spec) (engine.Machine, error) {
-	return nil, engine.ErrUnavailable
+func (e *fakeEngine) Boot(_ context.Context, spec *engine.Spec) (engine.Machine, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.boot == nil {
+		return nil, engine.ErrUnavailable
+	}
+	e.booted++
+	m := &fakeMachine{
+		e: e, n: -e.booted, dir: spec.Dir, done: make(chan struct{}), top: spec.Disk.Path, memory: make([]byte, spec.MemoryBytes),
+		format: engine.Format{Engine: "fake", Version: "1.0", CPUs: spec.CPUs, MemoryBytes: spec.MemoryBytes},
+	}
+	m.set(e.boot(e.booted))
+	e.alive[m] = true
+	return m, nil
 }
 
 func (e *fakeEngine) Bury(context.Context, engine.Ref) error { return nil }
@@ -113,7 +127,29 @@ func (m *fakeMachine) Ref() engine.Ref {
 func (m *fakeMachine) Console() []byte       { return []byte("fake console\n") }
 func (m *fakeMachine) Done() <-chan struct{} { return m.done }
 func (m *fakeMachine) Freeze(context.Context) (*engine.Checkpoint, error) {
-	return nil, engine.ErrUnavailable
+	if m.n >= 0 {
+		return nil, engine.ErrUnavailable
+	}
+	image, err := m.image()
+	if err != nil {
+		return nil, err
+	}
+	return &engine.Checkpoint{Format: m.format, State: []byte("state of " + m.dir), Memory: image}, m.Close()
+}
+
+// image is what is in its memory.
+func (m *fakeMachine) image() (*memory.Image, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	scratch, err := memory.NewScratch(int64(len(m.memory)))
+	if err != nil {
+		return nil, err
+	}
+	defer scratch.Close()
+	if _, err := scratch.File().WriteAt(m.memory, 0); err != nil {
+		return nil, err
+	}
+	return scratch.Seal()
 }
 
 func (m *fakeMachine) Err() error {
@@ -335,7 +371,9 @@ func (m *fakeMachine) Capture(ctx context.Context, spec *engine.CaptureSpec) (*e
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		spec.Progress(int64(len(instant)), int64(len(instant)))
+		if spec.Progress != nil {
+			spec.Progress(int64(len(instant)), int64(len(instant)))
+		}
 		scratch, err := memory.NewScratch(int64(len(instant)))
 		if err != nil {
 			return nil, err

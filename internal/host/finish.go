@@ -160,7 +160,7 @@ func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 // writeMemory stores the pages that differ from the parent's.
 func (b *branch) writeMemory(ctx context.Context, c *engine.Captured, v memory.View, parent store.Snapshot) (layer.Info, error) {
 	if b.mode == BranchFull {
-		return memory.SaveLike(ctx, b.h.layers, v, nil, layer.Digest{}, nil, parent.Memory)
+		return memory.SaveLike(ctx, b.h.layers, v, nil, layer.Digest{}, nil, []layer.Digest{parent.Memory})
 	}
 	hot, err := b.h.hot.acquireBelow(ctx, parent)
 	if err != nil {
@@ -173,9 +173,9 @@ func (b *branch) writeMemory(ctx context.Context, c *engine.Captured, v memory.V
 		named = c.Pages.Extents()
 	}
 	below := b.h.hot.view(hot)
-	var like layer.Digest
+	var like []layer.Digest
 	if b.build != nil && b.build.recipe != nil {
-		like = b.h.alike(b.build.spec.Tag, b.build.recipe.Name, parent.Image, parent.Engine)
+		like = b.h.alike(b.build.spec.Tag, b.build.recipe.Name, parent.Image, parent.Engine, store.Snapshot{})
 	}
 	return memory.SaveLike(ctx, b.h.layers, v, named, parent.Memory, &below, like)
 }

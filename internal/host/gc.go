@@ -114,7 +114,7 @@ func (h *Host) gc(ctx context.Context, spec GCSpec, spare string) (GCResult, err
 			return res, fmt.Errorf("nothing was removed: %w", err)
 		}
 	}
-	images := h.looseImages(spec, gone, &res)
+	images := h.looseImages(spec, needed, gone, &res)
 	if spec.DryRun {
 		after, err := h.layers.Usage(ctx, h.roots(gone, images))
 		res.Freed, res.Left = before.Total-after.Kept, after.Kept
@@ -259,8 +259,9 @@ func (h *Host) neededLocked(tag string, pins, gone map[string]bool) string {
 	return ""
 }
 
-// looseImages marks images that no snapshot that stays stands on.
-func (h *Host) looseImages(spec GCSpec, gone map[string]bool, res *GCResult) map[string]bool {
+// looseImages marks images that no snapshot that stays stands on. Steps that nobody uses are no reason for one to stay: they
+// go with it.
+func (h *Host) looseImages(spec GCSpec, needed whyNeeded, gone map[string]bool, res *GCResult) map[string]bool {
 	loose := map[string]bool{}
 	if !spec.Images {
 		return loose
@@ -269,18 +270,44 @@ func (h *Host) looseImages(spec GCSpec, gone map[string]bool, res *GCResult) map
 	defer h.mu.Unlock()
 	used := map[string]bool{}
 	for tag, m := range h.snapshots {
-		used[m.Image] = used[m.Image] || !gone[tag]
+		used[m.Image] = used[m.Image] || !gone[tag] && !lineage.IsStep(tag)
 	}
 	for _, w := range h.writing {
 		used[w.m.Image] = true
 	}
 	for _, id := range slices.Sorted(maps.Keys(h.images)) {
-		if !used[id] && h.busy[id] == "" {
+		if used[id] || h.busy[id] != "" {
+			continue
+		}
+		if steps, ok := h.stepsThatGo(id, needed, gone); ok {
+			for _, tag := range steps {
+				h.mark(tag, "its image goes", gone, res)
+			}
 			loose[id] = true
 			res.Items = append(res.Items, GCItem{Kind: "image", Name: id, LastUsed: h.images[id].CreatedAt, Why: "no snapshot stands on it"})
 		}
 	}
 	return loose
+}
+
+// stepsThatGo are the steps on an image, the leaves first, if nothing needs any of them. The caller holds mu.
+func (h *Host) stepsThatGo(image string, needed whyNeeded, gone map[string]bool) (list []string, ok bool) {
+	also := maps.Clone(gone)
+	for changed := true; changed; {
+		changed, ok = false, true
+		for _, tag := range slices.Sorted(maps.Keys(h.snapshots)) {
+			if h.snapshots[tag].Image != image || also[tag] {
+				continue
+			}
+			if needed(tag, also) != "" {
+				ok = false
+				continue
+			}
+			also[tag], changed = true, true
+			list = append(list, tag)
+		}
+	}
+	return list, ok
 }
 
 // removeChosen removes what was marked, in that order: what stands on something before that.

@@ -105,6 +105,7 @@ type Host struct {
 	forks     map[string]int            // by tag: forks in progress, whose children are not in sandboxes yet
 	parents   map[*branch]string        // tags that branches and suspends in progress will stand on
 	stepUse   map[string]time.Time      // when a snapshot or a step of a build was last used, by tag
+	turns     map[string]chan struct{}  // by key: what a build makes that others wait for, closed when it is done
 	spaces    map[string]store.Workspace
 	closed    bool
 }
@@ -124,7 +125,7 @@ func Open(ctx context.Context, cfg Config) (*Host, error) {
 		cfg: cfg, log: cfg.Log, events: newBus(), began: time.Now(), layers: layers, store: store.New(cfg.Home),
 		snapshots: map[string]store.Snapshot{}, images: map[string]store.Image{}, sandboxes: map[string]*sandbox{},
 		busy: map[string]string{}, writing: map[string]*writing{}, parents: map[*branch]string{}, forks: map[string]int{}, stepUse: map[string]time.Time{},
-		spaces: map[string]store.Workspace{},
+		turns: map[string]chan struct{}{}, spaces: map[string]store.Workspace{},
 	}
 	h.events.Emit(events.Event{Type: events.DaemonStarted})
 	h.life, h.die = context.WithCancel(context.WithoutCancel(ctx))

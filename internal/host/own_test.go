@@ -28,7 +28,7 @@ func TestPackHasNothingOfOthers(t *testing.T) {
 	ctx := t.Context()
 	write := func(b []byte, parent, like layer.Digest) layer.Digest {
 		info, err := h.layers.Write(ctx, layer.WriteSpec{
-			PageSize: 4096, Size: fakeMemory, Parent: parent, Like: like, From: bytes.NewReader(b),
+			PageSize: 4096, Size: fakeMemory, Parent: parent, Like: []layer.Digest{like}, From: bytes.NewReader(b),
 			Extents: []layer.Extent{{Length: int64(len(b))}},
 		})
 		if err != nil {

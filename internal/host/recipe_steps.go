@@ -17,13 +17,17 @@ import (
 // that image with machines of that size. It is held until forget is called.
 func (b *build) rootStep(ctx context.Context, img store.Image) (m store.Snapshot, forget func(), err error) {
 	machine := b.recipe.Machine
-	key := stepKey("boot", img.ID, b.kernel.Digest, b.agent, b.features.Format, machine.CPUs, machine.MemoryBytes)
+	key := stepKey("booted", img.ID, b.kernel.Digest, b.agent, b.features.Format, machine.CPUs, machine.MemoryBytes)
+	done, err := b.h.turn(ctx, key) // or many that begin at once would boot one each
+	if err != nil {
+		return store.Snapshot{}, nil, err
+	}
+	defer done()
 	if m, forget, ok := b.h.step(key); ok {
 		b.h.used(m.Tag)
 		return m, forget, nil
 	}
-	bare := *b.recipe
-	bare.Warmup, bare.Init, bare.Name = nil, "", img.Name
+	bare := bareRecipe(img, machine)
 	root := *b
 	root.recipe, root.source = &bare, key
 	root.spec.Tag, root.spec.Replace, root.spec.Recipe = newStepTag(), false, nil
@@ -36,6 +40,36 @@ func (b *build) rootStep(ctx context.Context, img store.Image) (m store.Snapshot
 	}
 	b.h.used(m.Tag)
 	return m, forget, nil
+}
+
+// bareRecipe is that of a machine which others stand on, too: nothing of what one recipe says, least of all what may be reached.
+func bareRecipe(img store.Image, machine image.Machine) image.Recipe {
+	return image.Recipe{Name: img.Name, Base: img.Base, Machine: machine}
+}
+
+// turn waits until nobody else makes what has that key, which then is the caller's to make or to find, until done is called.
+func (h *Host) turn(ctx context.Context, key string) (done func(), err error) {
+	for {
+		h.mu.Lock()
+		before := h.turns[key]
+		if before == nil {
+			mine := make(chan struct{})
+			h.turns[key] = mine
+			h.mu.Unlock()
+			return func() {
+				h.mu.Lock()
+				delete(h.turns, key)
+				h.mu.Unlock()
+				close(mine)
+			}, nil
+		}
+		h.mu.Unlock()
+		select {
+		case <-before:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
 }
 
 // recipeSteps are the commands of a recipe and its warm-up, in a machine whose key is at.
@@ -196,7 +230,7 @@ func (b *build) onImage(ctx context.Context, files []image.StagedFile) (store.Sn
 		return m, err
 	}
 	if !steps {
-		return b.snapshot(ctx, img)
+		return b.fromBooted(ctx, img)
 	}
 	root, forget, err := b.rootStep(ctx, img)
 	if err != nil {

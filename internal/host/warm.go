@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"forkd.dev/forkd/internal/disk"
 	"forkd.dev/forkd/internal/engine"
 	"forkd.dev/forkd/internal/guest"
 	"forkd.dev/forkd/internal/guest/call"
@@ -13,6 +14,7 @@ import (
 	"forkd.dev/forkd/internal/image"
 	"forkd.dev/forkd/internal/lineage"
 	"forkd.dev/forkd/internal/network/egress"
+	"forkd.dev/forkd/internal/store"
 	"forkd.dev/forkd/internal/undo"
 )
 
@@ -24,6 +26,7 @@ type warmed struct {
 	talked     bool // its guest may have connections that leave the machine
 	network    string
 	boot, warm time.Duration
+	root       store.Snapshot // the booted machine that it is a copy of; zero: it booted itself
 }
 
 // parentName is the host name a parent has while it is warmed; no child keeps it. It is as long as a child's, whose files
@@ -35,6 +38,9 @@ const parentName = "parent-of-forks"
 func (b *build) warm(ctx context.Context, dir, overlay, base string) (*warmed, error) {
 	b.say("boot", "booting")
 	start := time.Now()
+	if err := disk.CreateOverlay(overlay, base, "raw"); err != nil {
+		return nil, fmt.Errorf("create disk: %w", err)
+	}
 	var u undo.Stack
 	defer u.Run()
 	net := &sandbox{id: newID(), egress: b.commandNetwork(egress.Policy{})}
@@ -66,26 +72,36 @@ func (b *build) warm(ctx context.Context, dir, overlay, base string) (*warmed, e
 	}
 	w.boot = time.Since(start)
 	b.say("boot", "agent answered after %.1f s", w.boot.Seconds())
-	start = time.Now()
-	w.what, err = b.warmup(dead, conn)
-	if err != nil {
-		return nil, withConsole(fmt.Errorf("%w: %w", ErrWarmup, causeOr(dead, err)), machine.Console())
+	if err := b.bringToRest(ctx, machine, conn, net, w); err != nil {
+		return nil, err
 	}
-	w.warm = time.Since(start)
-	b.say("freeze", "freezing (warmed in %.1f s)", w.warm.Seconds())
-	if err := conn.Quiesce(dead, wire.QuiesceRequest{Settle: true}); err != nil {
-		return nil, withConsole(fmt.Errorf("freeze processes: %w", causeOr(dead, err)), machine.Console())
-	}
-	if err := rest(dead); err != nil {
-		return nil, withConsole(fmt.Errorf("freeze processes: %w", err), machine.Console())
-	}
-	w.talked, w.network = b.h.hasTalked(ctx, net), net.id
 	// The connection stays open: every child wakes up in the middle of it.
 	w.checkpoint, err = machine.Freeze(ctx)
 	if err != nil {
 		return nil, withConsole(fmt.Errorf("freeze machine: %w", err), machine.Console())
 	}
 	return w, nil
+}
+
+// bringToRest warms a machine and freezes its processes.
+func (b *build) bringToRest(ctx context.Context, machine engine.Machine, conn *guest.Conn, net *sandbox, w *warmed) (err error) {
+	dead, stop := untilDead(ctx, machine)
+	defer stop()
+	start := time.Now()
+	w.what, err = b.warmup(dead, conn)
+	if err != nil {
+		return withConsole(fmt.Errorf("%w: %w", ErrWarmup, causeOr(dead, err)), machine.Console())
+	}
+	w.warm = time.Since(start)
+	b.say("freeze", "freezing (warmed in %.1f s)", w.warm.Seconds())
+	if err := conn.Quiesce(dead, wire.QuiesceRequest{Settle: true}); err != nil {
+		return withConsole(fmt.Errorf("freeze processes: %w", causeOr(dead, err)), machine.Console())
+	}
+	if err := rest(dead); err != nil {
+		return withConsole(fmt.Errorf("freeze processes: %w", err), machine.Console())
+	}
+	w.talked, w.network = b.h.hasTalked(ctx, net), net.id
+	return nil
 }
 
 // restTime is how long a parent has nothing to do before it is frozen. What is still under way then, the end of the last

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"io"
+	"maps"
 )
 
 // notWorth is how many times larger than a layer the one may be that it is to share chunks with: to read that takes time.
@@ -31,7 +32,7 @@ func (s *Store) unlike(ctx context.Context, spec WriteSpec, m *pageMap) ([]dataR
 			all = append(all, dataRange{sourceRun: sourceRun{offset: r.first * m.pageSize, length: r.count * m.pageSize}})
 		}
 	}
-	if spec.Like.IsZero() || m.dataBytes() > maxLike {
+	if len(spec.Like) == 0 || m.dataBytes() > maxLike {
 		return all, nil
 	}
 	index := s.index(ctx, spec.Like, m.pageSize, min(maxLike, m.dataBytes()*notWorth))
@@ -48,27 +49,35 @@ func (s *Store) unlike(ctx context.Context, spec WriteSpec, m *pageMap) ([]dataR
 	return index.divide(all, digests), nil
 }
 
-// index reads the pages of a layer and of what it stands on. It is nil for one that cannot be read, of another kind, or larger
-// than most.
-func (s *Store) index(ctx context.Context, d Digest, pageSize, most int64) *pageIndex {
-	st, err := s.Resolve(ctx, d, Digest{})
-	if err != nil || st.pageSize != pageSize {
-		return nil
-	}
+// index reads the pages of layers and of what they stand on, but of none that cannot be read, is of another kind, or together
+// with those before it larger than most. It is nil without any.
+func (s *Store) index(ctx context.Context, layers []Digest, pageSize, most int64) *pageIndex {
 	x := &pageIndex{pageSize: pageSize, first: map[uint64]pagePlace{}}
 	used, bytes := usage{}, int64(0)
-	st.parts(func(_ sourceRun, p chunkPart) {
-		if used[p.chunk] == 0 {
-			x.chunks = append(x.chunks, p.chunk)
-			bytes += p.chunk.length
+	for _, d := range layers {
+		st, err := s.Resolve(ctx, d, Digest{})
+		if err != nil || st.pageSize != pageSize {
+			continue
 		}
-		used.add(p)
-	})
-	if bytes > most {
+		more, n := usage{}, bytes
+		chunks := x.chunks
+		st.parts(func(_ sourceRun, p chunkPart) {
+			if used[p.chunk] == 0 && more[p.chunk] == 0 {
+				chunks = append(chunks, p.chunk)
+				n += p.chunk.length
+			}
+			more.add(p)
+		})
+		if n <= most {
+			x.chunks, bytes = chunks, n
+			maps.Copy(used, more)
+		}
+	}
+	if len(x.chunks) == 0 {
 		return nil
 	}
 	x.pages = make([][]Digest, len(x.chunks))
-	err = parallel(ctx, len(x.chunks), func() (worker, error) {
+	err := parallel(ctx, len(x.chunks), func() (worker, error) {
 		r, err := s.newChunkReader()
 		if err != nil {
 			return worker{}, err

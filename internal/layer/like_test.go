@@ -38,7 +38,7 @@ func shuffled(seed uint64, b []byte) []byte {
 func putLike(t *testing.T, s *Store, b []byte, like Digest) Info {
 	t.Helper()
 	spec := specOf(t, b, nil)
-	spec.Like = like
+	spec.Like = []Digest{like}
 	info, err := s.Write(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
@@ -105,6 +105,25 @@ func TestLike(t *testing.T) {
 	if rep, err = s.Verify(t.Context(), heads); err != nil || len(rep.Damages) != 1 || len(rep.Damages[0].Layers) < 2 {
 		t.Errorf("verify: %+v, %v", rep, err)
 	}
+}
+
+// Of two layers that are given, each gives what the other has not; one that is not there is no reason to store what another has.
+func TestLikeTwo(t *testing.T) {
+	s := openStore(t)
+	a, b := noise(1, 500), noise(2, 500)
+	like := []Digest{putLike(t, s, a, Digest{}).Digest, {1}, putLike(t, s, b, Digest{}).Digest}
+	before := stored(t, s)
+	both := slices.Concat(b[:300*page], noise(3, 10), a[100*page:])
+	spec := specOf(t, both, nil)
+	spec.Like = like
+	info, err := s.Write(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := stored(t, s) - before; took > 20*page {
+		t.Errorf("ten pages of its own take %d bytes", took)
+	}
+	wantContent(t, s, info.Digest, both)
 }
 
 // Chunks of which little is used are left alone: a layer keeps no more than one and a half times its size.

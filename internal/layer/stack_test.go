@@ -105,7 +105,7 @@ func (c *chainTest) add(program []byte) {
 		}
 	}
 	if n := len(c.layers); n > 0 {
-		spec.Like = c.layers[c.id%uint64(n)]
+		spec.Like = []Digest{c.layers[c.id%uint64(n)]}
 	}
 	info, err := c.store.Write(c.t.Context(), spec)
 	if err != nil {

@@ -25,9 +25,9 @@ type WriteSpec struct {
 	Parent   Digest // zero: a root, whose unnamed pages are zero
 	Extents  []Extent
 	From     io.ReaderAt // content of the data extents, read concurrently; it must not change meanwhile
-	// Like is a layer that is to share its chunks with this one: pages that it has too, wherever, are not stored again. It
-	// is but a hint: one that cannot be read, or is too large, is not used. Zero: none.
-	Like Digest
+	// Like are layers that are to share their chunks with this one: pages that they have too, wherever, are not stored again.
+	// They are but a hint: what cannot be read, or is too large, is not used. Of a page that several have the first's is taken.
+	Like []Digest
 }
 
 // Write stores a layer and returns when it would survive a power cut. Equal specs give equal digests, and content that

@@ -23,9 +23,9 @@ func Save(ctx context.Context, store *layer.Store, img *Image, parent layer.Dige
 
 func save(ctx context.Context, store *layer.Store, img *Image, parent layer.Digest, parentImage *Image) (layer.Info, error) {
 	if parentImage == nil {
-		return saveView(ctx, store, View{Image: img}, nil, parent, nil, layer.Digest{})
+		return saveView(ctx, store, View{Image: img}, nil, parent, nil, nil)
 	}
-	return saveView(ctx, store, View{Image: img}, nil, parent, &View{Image: parentImage}, layer.Digest{})
+	return saveView(ctx, store, View{Image: img}, nil, parent, &View{Image: parentImage}, nil)
 }
 
 // SaveView stores a view as a layer over parent, whose memory parentView is; for a root, which has no parent, it is nil.
@@ -33,13 +33,13 @@ func save(ctx context.Context, store *layer.Store, img *Image, parent layer.Dige
 // zero now it names as zero. Where named is given, the caller knows that all others are equal. Content is compared as
 // it is, not by digest, and what both have of one image is not looked at. It returns when the layer is durable.
 func SaveView(ctx context.Context, store *layer.Store, v View, named []layer.Extent, parent layer.Digest, parentView *View) (layer.Info, error) {
-	return SaveLike(ctx, store, v, named, parent, parentView, layer.Digest{})
+	return SaveLike(ctx, store, v, named, parent, parentView, nil)
 }
 
-// SaveLike is SaveView, but pages that like has too, another memory, are not stored again, wherever in it they are: for what
-// has much in common with what it does not stand on. Zero: there is none.
+// SaveLike is SaveView, but pages that one of like has too, other memories, are not stored again, wherever in it they are: for what
+// has much in common with what it does not stand on.
 func SaveLike(ctx context.Context, store *layer.Store, v View, named []layer.Extent, parent layer.Digest, parentView *View,
-	like layer.Digest,
+	like []layer.Digest,
 ) (layer.Info, error) {
 	info, err := saveView(ctx, store, v, named, parent, parentView, like)
 	if err != nil {
@@ -49,7 +49,7 @@ func SaveLike(ctx context.Context, store *layer.Store, v View, named []layer.Ext
 }
 
 func saveView(ctx context.Context, store *layer.Store, v View, named []layer.Extent, parent layer.Digest, parentView *View,
-	like layer.Digest,
+	like []layer.Digest,
 ) (_ layer.Info, err error) {
 	if parent.IsZero() != (parentView == nil) {
 		return layer.Info{}, errors.New("a parent layer and its memory must be given together")
