@@ -2,6 +2,7 @@ package memory
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -126,6 +128,28 @@ func (p *Process) OwnPages(ctx context.Context) ([]layer.Extent, error) {
 		return nil, fmt.Errorf("find own pages of process %d: %w", p.pid, gone(err))
 	}
 	return list, nil
+}
+
+// Scattered lists the places of at most so many of the machine's own pages, those of the shortest runs first. What a guest
+// writes all the time lies about: stacks, heaps, the data of its kernel; large arrays lie together.
+func (p *Process) Scattered(ctx context.Context, most int) ([]int64, error) {
+	own, err := p.OwnPages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return scattered(own, most), nil
+}
+
+func scattered(own []layer.Extent, most int) []int64 {
+	runs := slices.Clone(own)
+	slices.SortStableFunc(runs, func(a, b layer.Extent) int { return cmp.Compare(a.Length, b.Length) })
+	var pages []int64
+	for _, r := range runs {
+		for off := r.Offset; off < r.Offset+r.Length && len(pages) < most; off += PageSize {
+			pages = append(pages, off)
+		}
+	}
+	return pages
 }
 
 // scan lists pages of a kind, in one call of the kernel's (Linux 6.7), or by reading an entry for every page.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -514,4 +515,17 @@ func overwrite(m []byte) error {
 	local[0].SetLen(1)
 	_, err := unix.ProcessVMWritev(os.Getpid(), local, []unix.RemoteIovec{{Base: uintptr(unsafe.Pointer(&m[0])), Len: 1}}, 0)
 	return err
+}
+
+// TestScattered: short runs come first, and there are not too many.
+func TestScattered(t *testing.T) {
+	const page, most = PageSize, 2048
+	got := scattered([]layer.Extent{{Offset: 0, Length: 3 * page}, {Offset: 8 * page, Length: page}, {Offset: 10 * page, Length: 2 * page}}, most)
+	if want := []int64{8 * page, 10 * page, 11 * page, 0, page, 2 * page}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	got = scattered([]layer.Extent{{Offset: 0, Length: 1 << 30}, {Offset: 2 << 30, Length: page}}, most)
+	if len(got) != most || got[0] != 2<<30 {
+		t.Errorf("got %d pages, the first %#x", len(got), got[0])
+	}
 }

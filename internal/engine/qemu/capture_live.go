@@ -108,7 +108,11 @@ func (l *liveCapture) prepare(ctx context.Context, ram *memory.Process) (*os.Fil
 	if l.pipe, err = dam(theirs); err != nil {
 		return nil, errors.Join(err, ours.Close(), theirs.Close(), l.scratch.Close())
 	}
-	l.early = newEarly(m.habits.known())
+	likely := m.habits.known()
+	if len(likely) == 0 {
+		likely, _ = ram.Scattered(ctx, earlyMost) // Without them it is only slower.
+	}
+	l.early = newEarly(likely)
 	return theirs, nil
 }
 
