@@ -196,7 +196,7 @@ func printPack(w io.Writer, file string, s packInfo) error {
 // kernels says which a pack has, by their versions.
 func kernels(names []string) string {
 	if len(names) == 0 {
-		return "none: it was not there any more where this was packed; builds on its images take another"
+		return "none; builds on its images take another"
 	}
 	versions := make([]string, len(names))
 	for i, n := range names {

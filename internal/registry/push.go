@@ -151,6 +151,9 @@ func (r *Repository) begin(ctx context.Context, what string) (string, error) {
 		return "", err
 	}
 	answer, err := r.do(req, what, http.StatusAccepted)
+	if s, ok := errors.AsType[*statusError](err); ok && (s.status == http.StatusNotFound || s.status == http.StatusMethodNotAllowed) {
+		return "", fmt.Errorf("%w%w", errNoUploads, err)
+	}
 	if err != nil {
 		return "", err
 	}
@@ -230,6 +233,9 @@ func (r *Repository) commit(ctx context.Context, what, place, digest string) err
 	}
 	return answer.Body.Close()
 }
+
+// errNoUploads: nothing can be begun to be sent.
+var errNoUploads = errors.New("")
 
 // ErrUpload is wrapped where the registry did not take what was sent.
 var ErrUpload = errors.New("the registry did not take a blob")

@@ -283,3 +283,21 @@ func TestInterrupted(t *testing.T) {
 		there.check(m)
 	}
 }
+
+// TestReadOnlyRegistry: one that takes nothing is told from one that lacks what was asked for.
+func TestReadOnlyRegistry(t *testing.T) {
+	here, s := newHome(t), newServer(t)
+	src := here.collect(here.chain(1), 1)
+	for _, status := range []int{http.StatusNotFound, http.StatusMethodNotAllowed} {
+		s.set(func(w http.ResponseWriter, r *http.Request) bool {
+			if r.Method == http.MethodGet || r.Method == http.MethodHead {
+				return false
+			}
+			w.WriteHeader(status)
+			return true
+		})
+		if _, err := push(t.Context(), s.ref("a"), src, testOptions(true)); !errors.Is(err, ErrUpload) || !strings.Contains(err.Error(), "takes no uploads") {
+			t.Errorf("where uploads are answered with %d: %v", status, err)
+		}
+	}
+}

@@ -294,6 +294,9 @@ func (r *Repository) explain(err error) error {
 		return nil
 	}
 	reg, repo := r.ref.Context().RegistryStr(), r.ref.Context().RepositoryStr()
+	if errors.Is(err, errNoUploads) {
+		return fmt.Errorf("%w: %s takes no uploads for %s: it is read only, as another forkd is, or has to be told first that there is one (%w)", ErrUpload, reg, repo, err)
+	}
 	if s, ok := errors.AsType[*statusError](err); ok {
 		switch s.status {
 		case http.StatusUnauthorized, http.StatusForbidden:
