@@ -63,6 +63,7 @@ func TestTenBuildsTakeLittle(t *testing.T) {
 	if !testenv.Soak() {
 		t.Skip("ten builds; the layers of ten are measured in internal/layer")
 	}
+	testenv.Need(t, "net", "keyring")
 	const n = 10
 	f := copied(t)
 	steps := func() (tags []string) {
