@@ -33,7 +33,7 @@ func TestSearchAcross(t *testing.T) {
 	const page = 4096
 	secret, long := []byte("a secret of 23 letters!"), bytes.Repeat([]byte("0123456789abcdef"), maxSought/16)
 	texts := [][]byte{secret, long}
-	for size, step := range map[int]int{page: 1, 1 << 20: 150} { // of pieces
+	for size, step := range map[int]int{page: 3, 1 << 20: 250} { // of pieces
 		for _, text := range texts {
 			for cut := 1; cut < len(text); cut += step { // bytes before the edge
 				memory := make([]byte, 5*size)
