@@ -71,7 +71,7 @@ type Snapshot struct {
 }
 
 // BuiltOf reports whether a snapshot was built here, of nothing but that recipe.
-func (m *Snapshot) BuiltOf(recipe string) bool {
+func (m Snapshot) BuiltOf(recipe string) bool {
 	_, err := layer.ParseDigest(m.Source) // what came from elsewhere says so instead
 	return err == nil && m.Branch == nil && m.Parent == "" && m.RecipeText == recipe
 }
