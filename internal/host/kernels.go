@@ -144,12 +144,8 @@ func (e *entering) keepKernels() error {
 		if err != nil {
 			return err
 		}
-		var modules []image.ModuleFile
-		for _, m := range k.Modules {
-			modules = append(modules, image.ModuleFile{Name: m.Name, Data: m.Data})
-		}
 		// What does not become a snapshot leaves it to trimKernels.
-		if _, err := image.KeepKernel(h.cfg.Home.Cache(), content.String(), k.Version, k.Release, k.Image, modules); err != nil {
+		if _, err := image.KeepKernel(h.cfg.Home.Cache(), content.String(), k.Version, k.Release, k.Image, moduleFiles(k)); err != nil {
 			return err
 		}
 	}
@@ -202,12 +198,15 @@ func (b *build) keepKernel() error {
 	if err != nil {
 		return err
 	}
-	var modules []image.ModuleFile
-	for _, m := range f.Modules {
-		modules = append(modules, image.ModuleFile{Name: m.Name, Data: m.Data})
-	}
-	_, err = image.KeepKernel(b.h.cfg.Home.Cache(), k.Digest, k.Version, k.Release, f.Image, modules)
+	_, err = image.KeepKernel(b.h.cfg.Home.Cache(), k.Digest, k.Version, k.Release, f.Image, moduleFiles(f))
 	return err
+}
+
+func moduleFiles(k *pack.KernelFile) (files []image.ModuleFile) {
+	for _, m := range k.Modules {
+		files = append(files, image.ModuleFile{Name: m.Name, Data: m.Data})
+	}
+	return files
 }
 
 // findKernelOf finds what boots an image that is here: the kernel that builds take, or, where that cannot be asked for, the one that
