@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -163,7 +164,7 @@ func spared(ctx context.Context, program string, loaded, spare []string) ([]*lib
 	if err != nil {
 		return nil, err
 	}
-	objects := []*object{main}
+	libraries := map[string]*object{}
 	for _, path := range loaded {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -172,36 +173,34 @@ func spared(ctx context.Context, program string, loaded, spare []string) ([]*lib
 		if err != nil {
 			return nil, err
 		}
-		objects = append(objects, o)
+		libraries[o.name] = o
 	}
-	candidates := map[string]*object{}
-	for _, o := range objects[1:] {
-		if slices.ContainsFunc(spare, func(name string) bool { return strings.HasPrefix(o.name, name+".so.") }) {
-			candidates[o.name] = o
+	candidates := map[string]*library{}
+	for name, o := range libraries {
+		if !slices.ContainsFunc(spare, func(s string) bool { return strings.HasPrefix(name, s+".so.") }) {
+			continue
 		}
-	}
-	keepNeeded(objects[1:], candidates)
-	var libraries []*library
-	for _, o := range candidates {
 		if l := standIn(main, o); l != nil {
-			libraries = append(libraries, l)
+			candidates[name] = l
 		}
 	}
-	return libraries, nil
+	keepNeeded(main, libraries, candidates)
+	return slices.Collect(maps.Values(candidates)), nil
 }
 
-// keepNeeded takes from the candidates what libraries that stay are linked with.
-func keepNeeded(objects []*object, candidates map[string]*object) {
-	for again := true; again; {
-		again = false
-		for _, o := range objects {
-			if candidates[o.name] != nil {
-				continue
-			}
-			for _, need := range o.needs {
-				again = again || candidates[need] != nil
-				delete(candidates, need)
-			}
+// keepNeeded takes from the candidates what libraries that stay are linked with. What only candidates need is not loaded.
+func keepNeeded(main *object, libraries map[string]*object, candidates map[string]*library) {
+	stay := map[string]bool{}
+	for next := main.needs; len(next) > 0; {
+		name := next[0]
+		next = next[1:]
+		if stay[name] || candidates[name] != nil || libraries[name] == nil {
+			continue
+		}
+		stay[name] = true
+		for _, need := range libraries[name].needs {
+			delete(candidates, need) // so that it is walked itself
+			next = append(next, need)
 		}
 	}
 }
@@ -209,7 +208,7 @@ func keepNeeded(objects []*object, candidates map[string]*object) {
 // standIn is a library with what main asks of o; nil if main is not linked with it, or if that is more than functions.
 func standIn(main, o *object) *library {
 	if !slices.Contains(main.needs, o.name) {
-		return nil // It is not loaded any more where those that need it are stood in for.
+		return nil
 	}
 	const indirect = elf.SymType(10) // STT_GNU_IFUNC
 	l := &library{name: o.name, machine: o.machine}

@@ -64,17 +64,21 @@ func TestStandIn(t *testing.T) {
 	}
 }
 
-// TestKeepNeeded: what a library that stays is linked with stays, however far away.
+// TestKeepNeeded: what a library that stays is linked with stays, however far away; what only spared ones need does not keep
+// others.
 func TestKeepNeeded(t *testing.T) {
-	stays := &object{name: "libstays.so.1", needs: []string{"liba.so.1"}}
-	a := &object{name: "liba.so.1", needs: []string{"libb.so.1"}}
-	b := &object{name: "libb.so.1"}
-	c := &object{name: "libc2.so.1", needs: []string{"libd.so.1"}}
-	d := &object{name: "libd.so.1"}
-	candidates := map[string]*object{a.name: a, b.name: b, c.name: c, d.name: d}
-	keepNeeded([]*object{b, a, stays, c, d}, candidates)
-	if len(candidates) != 2 || candidates[c.name] == nil || candidates[d.name] == nil {
-		t.Errorf("to be stood in for: %v; want libc2 and libd", candidates)
+	libraries := map[string]*object{}
+	for name, needs := range map[string][]string{
+		"stays": {"a"}, "a": {"b"}, "b": nil, "c": {"only"}, "only": {"d"}, "d": nil,
+	} {
+		libraries[name] = &object{name: name, needs: needs}
+	}
+	for _, needs := range [][]string{{"stays", "a", "b", "c", "d"}, {"d", "c", "b", "a", "stays"}} {
+		candidates := map[string]*library{"a": {}, "b": {}, "c": {}, "d": {}}
+		keepNeeded(&object{needs: needs}, libraries, candidates)
+		if len(candidates) != 2 || candidates["c"] == nil || candidates["d"] == nil {
+			t.Errorf("of %v are stood in for: %v; want c and d", needs, candidates)
+		}
 	}
 }
 
