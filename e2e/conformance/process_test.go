@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -1189,10 +1188,13 @@ func TestPTY(t *testing.T) {
 			req := wire.StartRequest{Process: wire.ProcessConfig{Cmd: "/bin/bash", Args: []string{"--norc", "-i"}, Envs: map[string]string{"PS1": "> "}}, PTY: &wire.PTY{}}
 			p := g.start(req).until("> ")
 			p.send(wire.KindPTY, "sleep 60\n")
-			g.eventually("it sleeps", func() bool { return g.sh("cat /proc/"+strconv.Itoa(int(p.pid))+"/task/*/children") != "" })
+			g.eventually("it sleeps, and has the terminal", func() bool {
+				return g.sh(fmt.Sprintf("for child in $(cat /proc/%d/task/*/children); do cat /proc/$child/comm; done", p.pid)) == "sleep\n"
+			})
 			p.send(wire.KindPTY, "\x1a")
 			p.until("Stopped")
-			p.send(wire.KindPTY, "kill %1; wait; exit 3\n")
+			// For bash it is stopped until it is seen to have ended, and then neither wait nor exit does what it is told.
+			p.send(wire.KindPTY, "bg; kill %1; wait; exit 3\n")
 			want(g.t, "exit code", p.wait().end.ExitCode, 3)
 		}},
 		{"9", "pty.create", func(t *testing.T, g *guest) {
