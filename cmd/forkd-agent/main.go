@@ -10,8 +10,6 @@ import (
 	"os/signal"
 	"runtime"
 	"runtime/debug"
-	"slices"
-	"strconv"
 	"syscall"
 	"time"
 
@@ -86,36 +84,6 @@ func tune() {
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)
 }
 
-// monitorNice is the priority of the runtime's monitor thread: low enough not to interrupt who works, and with a CPU that
-// somebody else keeps busy its turn still comes within a tick or two.
-const monitorNice = 10
-
-// lowerMonitor gives the runtime's monitor thread a lower priority. While anything runs it looks after it every 20 µs, which is
-// two switches of tasks and a timer each time: of an exec, a sixth of its time under emulation.
-func lowerMonitor() {
-	if id := monitor(); id != 0 {
-		_ = unix.Setpriority(unix.PRIO_PROCESS, id, monitorNice)
-	}
-}
-
-// monitor is the thread of the runtime's monitor, which is started before any other; 0: there is no telling.
-func monitor() int {
-	tasks, err := os.ReadDir("/proc/self/task")
-	if err != nil {
-		return 0
-	}
-	var ids []int
-	for _, t := range tasks {
-		if id, err := strconv.Atoi(t.Name()); err == nil && id != os.Getpid() {
-			ids = append(ids, id)
-		}
-	}
-	if len(ids) == 0 {
-		return 0
-	}
-	return slices.Min(ids)
-}
-
 // run serves the host until that fails.
 func run(ctx context.Context) error {
 	console := os.Stderr
@@ -130,7 +98,7 @@ func run(ctx context.Context) error {
 			return fmt.Errorf("set up the guest: %w", err)
 		}
 	}
-	lowerMonitor()
+	threads := lowerMonitor()
 	started := time.Now()
 	reaper := reap.NewInit()
 	go reaper.Run(ctx)
@@ -146,7 +114,7 @@ func run(ctx context.Context) error {
 	})
 	a := agent.New(agent.Config{
 		Version: version, Phase: phase, System: agent.RealSystem(), Console: console,
-		Reaper: reaper, Accounts: accounts, Cgroups: groups, Contexts: interpreters,
+		Reaper: reaper, Accounts: accounts, Cgroups: groups, Contexts: interpreters, Begin: threads.level,
 		Services: []agent.Service{
 			process.New(process.Config{
 				Reaper: reaper, Accounts: accounts, Group: func() (process.Group, error) { return groups.Process() },

@@ -52,6 +52,7 @@ type Config struct {
 	Cgroups  *Cgroups
 	Contexts Contexts
 	Services []Service
+	Begin    func() // runs at the beginning of every call; may be nil
 }
 
 // Agent serves the control channel.

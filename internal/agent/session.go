@@ -105,6 +105,9 @@ func (a *Agent) session(ctx context.Context, r *wire.Receiver, conn *sessionConn
 
 // serveStream reads one request, runs its handler and answers.
 func (a *Agent) serveStream(ctx context.Context, st *mux.Stream) {
+	if a.cfg.Begin != nil {
+		a.cfg.Begin()
+	}
 	s := wire.NewStream(st)
 	h, request, err := a.request(s)
 	if err == nil {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"strconv"
 	"sync"
 	"syscall"
@@ -147,6 +148,12 @@ func (r *Reaper) Start(ctx context.Context, c *Command) (*Child, error) {
 	var pid int
 	var err error
 	start := func() {
+		runtime.LockOSThread() // the child is that of the thread whose priority was set
+		defer runtime.UnlockOSThread()
+		if r.all {
+			// The agent has a thread of low priority, and threads that it has made have it until they are seen to.
+			_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 0)
+		}
 		pid, _, err = syscall.StartProcess(c.Path, c.Args, &syscall.ProcAttr{Dir: c.Dir, Env: c.Env, Files: files, Sys: c.Sys})
 	}
 	if r.inside != nil && !c.Outside {
