@@ -62,6 +62,8 @@ type Captured struct {
 	Image  *memory.Image // live: all of the memory
 	Pages  *memory.Pages // diff: the machine's own pages, over the image it was restored from
 	Copied time.Duration // how long the copy took after the machine ran again
+	// Downtime is how much of the pause the engine's own program needed, by its own clock, where it says so; 0: it does not.
+	Downtime time.Duration
 }
 
 // DiskMoved reports whether a failed Capture has moved the disk to its new top, which is then in use.

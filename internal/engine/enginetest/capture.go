@@ -121,6 +121,9 @@ func (s *Source) End(t testing.TB, c *Taken) {
 // Copied is how long the copy took after the machine ran again.
 func (c *Taken) Copied() time.Duration { return c.captured.Copied }
 
+// Downtime is what the engine's own program needed of the pause.
+func (c *Taken) Downtime() time.Duration { return c.captured.Downtime }
+
 // Drop frees what was captured.
 func (c *Taken) Drop() {
 	if c.captured.Image != nil {

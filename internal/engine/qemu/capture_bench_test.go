@@ -82,7 +82,7 @@ func measure(t *testing.T, e engine.Engine, kit *enginetest.Kit, c captureCase, 
 		g.Do(fmt.Sprintf("churn %d %d", c.own, c.rate))
 	}
 	g.Do("tick")
-	var pause, setup, client, ticker, copied []time.Duration
+	var pause, own, setup, client, ticker, copied []time.Duration
 	quiet := []time.Duration{}
 	p := enginetest.Ping(t, g)
 	for range fromEnv("FORKD_CAPTURES", 12) {
@@ -104,6 +104,7 @@ func measure(t *testing.T, e engine.Engine, kit *enginetest.Kit, c captureCase, 
 		}
 		p = enginetest.Ping(t, g)
 		pause, setup, client = append(pause, taken.Pause), append(setup, taken.Setup), append(client, gap)
+		own = append(own, taken.Downtime())
 		ticker, copied = append(ticker, time.Duration(ns)), append(copied, taken.Copied())
 		taken.Drop()
 	}
@@ -115,6 +116,7 @@ func measure(t *testing.T, e engine.Engine, kit *enginetest.Kit, c captureCase, 
 	t.Logf("client %s", spread(client))
 	t.Logf("ticker %s", spread(ticker))
 	t.Logf("pause %s", spread(pause))
+	t.Logf("of which QEMU's own %s", spread(own))
 	t.Logf("setup %s", spread(setup))
 	t.Logf("copied %s", spread(copied))
 	if n := len(client); n >= 6 {

@@ -275,7 +275,8 @@ func (l *liveCapture) resume(ctx context.Context, running *announcement) error {
 	case <-l.armed:
 	case <-l.drained:
 		if !isClosed(l.armed) {
-			return l.explain(ctx)
+			_, err := l.explain(ctx)
+			return err
 		}
 	case <-l.m.done:
 		return l.m.dead()
@@ -333,7 +334,8 @@ func (l *liveCapture) complete(ctx context.Context) (*engine.Captured, error) {
 		return nil, err
 	}
 	<-l.over
-	if err := l.explain(ctx); err != nil {
+	status, err := l.explain(ctx)
+	if err != nil {
 		return nil, errors.Join(err, l.unsettled, l.discard())
 	}
 	l.m.habits.learn(l.jumped)
@@ -342,38 +344,40 @@ func (l *liveCapture) complete(ctx context.Context) (*engine.Captured, error) {
 		return nil, errors.Join(err, l.scratch.Close())
 	}
 	return &engine.Captured{
-		Format: l.m.format, State: l.state, Image: image, Copied: l.ended.Sub(l.resumed),
+		Format: l.m.format, State: l.state, Image: image, Copied: l.ended.Sub(l.resumed), Downtime: time.Duration(status.Downtime) * time.Millisecond,
 	}, nil
 }
 
 // explain says whether a stream that has ended is whole, and if not, what QEMU says of it.
-func (l *liveCapture) explain(ctx context.Context) error {
+func (l *liveCapture) explain(ctx context.Context) (*migrationStatus, error) {
 	ctx, cancel := pauseContext(ctx)
 	defer cancel()
 	if errors.Is(l.err, errSink) {
-		return l.err // What QEMU says follows from it.
+		return nil, l.err // What QEMU says follows from it.
 	}
 	if isClosed(l.m.process.Done()) {
-		return errors.Join(qmp.ErrClosed, l.err)
+		return nil, errors.Join(qmp.ErrClosed, l.err)
 	}
 	status, err := l.m.migration(ctx)
 	switch {
 	case err != nil:
-		return errors.Join(err, l.err)
+		return nil, errors.Join(err, l.err)
 	case l.err == nil && status.Status == "completed":
-		return nil
+		return status, nil
 	}
 	err = fmt.Errorf("QEMU's snapshot %s", status.Status)
 	if status.Error != "" {
 		err = fmt.Errorf("%w: %s", err, status.Error)
 	}
-	return errors.Join(err, l.err)
+	return nil, errors.Join(err, l.err)
 }
 
 // migrationStatus is QEMU's view of the newest background snapshot.
 type migrationStatus struct {
 	Status string `json:"status"`
 	Error  string `json:"error-desc"`
+	// Downtime is for how many ms the machine stood still, from QEMU's order to stop until it was protected.
+	Downtime int64 `json:"downtime"`
 }
 
 func (s *migrationStatus) over() bool {
