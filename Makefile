@@ -16,9 +16,11 @@ TESTFLAGS ?=
 # What reads the bytes of clients, daemons and guests, of the daemon's own files that others may have damaged, and of the host.
 FUZZ_PACKAGES ?= ./client ./internal/access ./internal/audit ./internal/cgroup ./internal/cli ./internal/host ./internal/httpapi \
 	./internal/layout ./internal/network ./internal/network/egress ./internal/network/inspect ./internal/network/nameserver ./internal/proc ./internal/store
-FUZZTIME ?= 5s
+FUZZTIME ?= 3s
 
 export CGO_ENABLED := 0
+# For everything alike: what one target compiled serves the others.
+export GOFLAGS := -trimpath $(GOFLAGS)
 # What scripts/sdk has fetched where the machine has no Node, or an old one, and what scripts/setup has for tests alone.
 export PATH := $(CURDIR)/.tools/sdk/runtime/bin:$(PATH):$(CURDIR)/.tools/bin
 
@@ -35,11 +37,11 @@ setup-build setup-demo setup-test setup-soak: setup-%:
 
 .PHONY: agent
 agent: setup-build ## the guest agent, embedded by the next build
-	GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o internal/agentbin/bin/forkd-agent-$(ARCH) ./cmd/forkd-agent
+	GOOS=linux GOARCH=$(ARCH) $(GO) build -buildvcs=false -ldflags='-s -w' -o internal/agentbin/bin/forkd-agent-$(ARCH) ./cmd/forkd-agent
 
 .PHONY: build
 build: agent ## bin/forkd
-	$(GO) build -trimpath -buildvcs=false -ldflags='-s -w -X main.version=$(VERSION)' -o bin/forkd ./cmd/forkd
+	$(GO) build -buildvcs=false -ldflags='-s -w -X main.version=$(VERSION)' -o bin/forkd ./cmd/forkd
 
 .PHONY: install uninstall
 install: build ## bin/forkd, completions and the service below $DESTDIR$PREFIX (/usr/local)
@@ -70,7 +72,7 @@ fuzz: setup-build ## the fuzz tests of FUZZ_PACKAGES, FUZZTIME each
 
 .PHONY: test-guest
 test-guest: setup-build # what the engine's tests boot: those that run without privileges have no compiler
-	GOOS=linux GOARCH=$(ARCH) $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o internal/engine/enginetest/bin/guest-$(ARCH) ./internal/engine/enginetest/guest
+	GOOS=linux GOARCH=$(ARCH) $(GO) build -buildvcs=false -ldflags='-s -w' -o internal/engine/enginetest/bin/guest-$(ARCH) ./internal/engine/enginetest/guest
 
 .PHONY: test-vm
 test-vm: build test-guest ## the tests that start VMs, as this user and, when that is root, without privileges too
