@@ -23,8 +23,8 @@ const (
 	slots       = 64
 	recordsFile = "forkd-load.records" // in the working directory
 	slotsFile   = "forkd-load.slots"
-	// most is how many of its newest records a check reads again.
-	most = 1 << 16
+	// most is how many of its newest records a check reads again: minutes of them. All of an hour would take it seconds.
+	most = 1 << 13
 )
 
 // churn rewrites memory page by page, in rounds that it calls generations: when it has rewritten page k in generation g,
