@@ -58,6 +58,7 @@ type run struct {
 	pty            bytes.Buffer
 	end            *wire.ProcessEnd
 	largest        int
+	lost           int64
 	err            error
 }
 
@@ -89,8 +90,18 @@ func started(t *testing.T, s *wire.Stream) uint32 {
 	return event.Start.PID
 }
 
-// follow reads to the end.
+// follow reads to the end, and nothing may be lost.
 func follow(t *testing.T, s *wire.Stream) *run {
+	t.Helper()
+	r := observe(t, s)
+	if r.lost != 0 {
+		t.Fatalf("%d bytes were lost", r.lost)
+	}
+	return r
+}
+
+// observe reads to the end.
+func observe(t *testing.T, s *wire.Stream) *run {
 	t.Helper()
 	r := &run{}
 	for {
@@ -112,10 +123,11 @@ func follow(t *testing.T, s *wire.Stream) *run {
 			r.pty.Write(b)
 		case wire.KindMessage:
 			event := wire.ProcessEvent{}
-			if err := json.Unmarshal(b, &event); err != nil || event.End == nil {
+			if err := json.Unmarshal(b, &event); err != nil || event.End == nil && event.Lost == 0 {
 				t.Fatalf("message %s, want end (%v)", b, err)
 			}
 			r.end = event.End
+			r.lost += event.Lost
 		default:
 			t.Fatalf("frame %q", byte(kind))
 		}
