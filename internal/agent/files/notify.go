@@ -50,10 +50,19 @@ type notifier struct {
 	// moving is a directory that has left its place and not yet come to another.
 	moving       string
 	movingCookie uint32
+	// held is what happened in it since: told when it has come, for the kernel does not queue the two as one.
+	held []happening
 
 	batch []wire.FileEvent
 	gone  bool // root is
 	names namer
+}
+
+// happening is an event as the kernel reports it.
+type happening struct {
+	wd           int32
+	mask, cookie uint32
+	name         string
 }
 
 // newNotifier begins to watch: whatever happens after it has returned is reported.
@@ -156,10 +165,31 @@ func (n *notifier) read(buf []byte) (int, error) {
 // idle is called when every event there was has been seen.
 func (n *notifier) idle(fd int) {
 	clear(n.found)
+	n.left(fd)
+}
+
+// left forgets a directory that has not come to another place: it is outside, and so is what happened in it since.
+func (n *notifier) left(fd int) {
 	if n.moving != "" {
-		n.drop(fd, n.moving) // it is outside now
-		n.moving = ""
+		n.drop(fd, n.moving)
+		n.moving, n.held = "", nil
 	}
+}
+
+// arrived gives a directory its new place, and then tells what happened in it on the way.
+func (n *notifier) arrived(path string) error {
+	n.move(n.moving, path)
+	held := n.held
+	n.moving, n.held = "", nil
+	if err := n.emit(wire.EventCreate, path); err != nil {
+		return err
+	}
+	for _, h := range held {
+		if err := n.event(h); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // take handles what one read gave.
@@ -174,8 +204,10 @@ func (n *notifier) take(b []byte) error {
 			break
 		}
 		name, _, _ := bytes.Cut(b[header:header+size], []byte{0})
-		wd, mask, cookie := int32(binary.NativeEndian.Uint32(b)), binary.NativeEndian.Uint32(b[4:]), binary.NativeEndian.Uint32(b[8:])
-		if err := n.event(wd, mask, cookie, string(name)); err != nil {
+		h := happening{
+			int32(binary.NativeEndian.Uint32(b)), binary.NativeEndian.Uint32(b[4:]), binary.NativeEndian.Uint32(b[8:]), string(name),
+		}
+		if err := n.event(h); err != nil {
 			return err
 		}
 		b = b[header+size:]
@@ -183,15 +215,22 @@ func (n *notifier) take(b []byte) error {
 	return nil
 }
 
-func (n *notifier) event(wd int32, mask, cookie uint32, name string) error {
+func (n *notifier) event(h happening) error {
+	mask, name := h.mask, h.name
 	if mask&unix.IN_Q_OVERFLOW != 0 {
 		return errLost
 	}
-	dir, known := n.paths[wd]
+	dir, known := n.paths[h.wd]
 	switch {
+	case known && n.moving != "" && within(dir, n.moving):
+		if len(n.held) >= maxBatch {
+			return errLost
+		}
+		n.held = append(n.held, h)
+		return nil
 	case mask&unix.IN_IGNORED != 0:
-		delete(n.paths, wd)
-		if n.wds[dir] == wd {
+		delete(n.paths, h.wd)
+		if n.wds[dir] == h.wd {
 			delete(n.wds, dir)
 		}
 		if known && dir == "." && !n.gone { // unmounted, for one
@@ -215,19 +254,19 @@ func (n *notifier) event(wd int32, mask, cookie uint32, name string) error {
 		return n.appeared(path, isDir)
 	case mask&unix.IN_MOVED_TO != 0:
 		delete(n.found, path)
-		if isDir && n.moving != "" && cookie == n.movingCookie {
-			n.move(n.moving, path)
-			n.moving = ""
-			return n.emit(wire.EventCreate, path)
+		if isDir && n.moving != "" && h.cookie == n.movingCookie {
+			return n.arrived(path)
+		}
+		if isDir {
+			// It may be the same one, back from outside: the kernel would give it the watches that are to be dropped.
+			n.left(n.fd())
 		}
 		return n.appeared(path, isDir)
 	case mask&unix.IN_MOVED_FROM != 0:
 		delete(n.found, path)
 		if isDir && n.recursive {
-			if n.moving != "" {
-				n.drop(n.fd(), n.moving)
-			}
-			n.moving, n.movingCookie = path, cookie
+			n.left(n.fd())
+			n.moving, n.movingCookie = path, h.cookie
 		}
 		return n.emit(wire.EventRename, path)
 	case mask&unix.IN_DELETE != 0:
@@ -339,12 +378,14 @@ func (n *notifier) drop(fd int, dir string) {
 func (n *notifier) below(dir string) map[string]int32 {
 	found := map[string]int32{}
 	for path, wd := range n.wds {
-		if path == dir || strings.HasPrefix(path, dir+"/") {
+		if within(path, dir) {
 			found[path] = wd
 		}
 	}
 	return found
 }
+
+func within(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
 
 func (n *notifier) emit(kind, path string) error {
 	if len(n.batch) >= maxBatch {

@@ -264,7 +264,7 @@ func TestWatcherEviction(t *testing.T) {
 
 func TestWatchOverflow(t *testing.T) {
 	n := &notifier{paths: map[int32]string{1: "."}}
-	if err := n.event(-1, unix.IN_Q_OVERFLOW, 0, ""); agenttest.Code(err) != wire.CodeExhausted {
+	if err := n.event(happening{wd: -1, mask: unix.IN_Q_OVERFLOW}); agenttest.Code(err) != wire.CodeExhausted {
 		t.Error(err)
 	}
 }
