@@ -247,6 +247,9 @@ func (n *notifier) event(h happening) error {
 	isDir := mask&unix.IN_ISDIR != 0
 	switch {
 	case mask&unix.IN_CREATE != 0:
+		if path == n.moving {
+			n.left(n.fd()) // its name was free: the kernel has told both halves of a move by then
+		}
 		if _, seen := n.found[path]; seen {
 			delete(n.found, path)
 			return nil

@@ -52,6 +52,15 @@ func until(t *testing.T, n *notifier, want string) []string {
 	return got
 }
 
+// takeAll has a notifier see everything there is; one read holds it.
+func takeAll(t *testing.T, n *notifier) {
+	t.Helper()
+	buf := make([]byte, 8<<10)
+	got, err := n.read(buf)
+	must(t, err, n.take(buf[:got]))
+	n.idle(n.fd())
+}
+
 // TestWatchMovedOut: what happens in a directory after it has left the tree is nobody's business, however late the watch
 // reads of its leaving.
 func TestWatchMovedOut(t *testing.T) {
@@ -69,10 +78,7 @@ func TestWatchMovedBack(t *testing.T) {
 	n, dir, outside := newTree(t)
 	must(t, os.Rename(filepath.Join(dir, "old"), filepath.Join(outside, "old")),
 		os.Rename(filepath.Join(outside, "old"), filepath.Join(dir, "back")))
-	buf := make([]byte, 8<<10)
-	got, err := n.read(buf)
-	must(t, err, n.take(buf[:got]))
-	n.idle(n.fd())
+	takeAll(t, n)
 	must(t, os.WriteFile(filepath.Join(dir, "back/deep/seen"), nil, 0o644))
 	until(t, n, "create back/deep/seen")
 }
@@ -97,6 +103,19 @@ func TestWatchMovedBetween(t *testing.T) {
 	}
 	want := []string{"rename old", "create y", "create new", "create new/deep/x", "remove new/deep/x"}
 	if !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestWatchNameTakenAgain: a directory made in the place of one that has left is watched, and not taken for it.
+func TestWatchNameTakenAgain(t *testing.T) {
+	n, dir, outside := newTree(t)
+	must(t, os.Rename(filepath.Join(dir, "old"), filepath.Join(outside, "old")),
+		os.Mkdir(filepath.Join(dir, "old"), 0o755))
+	takeAll(t, n)
+	must(t, os.WriteFile(filepath.Join(outside, "old/deep/unseen"), nil, 0o644),
+		os.WriteFile(filepath.Join(dir, "old/seen"), nil, 0o644))
+	if got, want := until(t, n, "create old/seen"), []string{"create old/seen"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
 	}
 }
