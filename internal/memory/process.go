@@ -415,6 +415,14 @@ func (p *Process) copy(ctx context.Context, own []layer.Extent, into *Buffer) (*
 // Address is where a byte of the guest's RAM lies in the process's address space.
 func (p *Process) Address(off int64) uint64 { return uint64(p.base) + uint64(off) }
 
+// Offset is which byte of the guest's RAM lies at an address, if one does.
+func (p *Process) Offset(address uint64) (off int64, ok bool) {
+	if address < uint64(p.base) || address-uint64(p.base) >= uint64(p.size) {
+		return 0, false
+	}
+	return int64(address - uint64(p.base)), true
+}
+
 // Read copies the pages at these places, in ascending order, of a machine that stands still, end to end into a buffer of
 // their size.
 func (p *Process) Read(ctx context.Context, pages []int64, into []byte) error {

@@ -15,9 +15,9 @@ import (
 	"forkd.dev/forkd/internal/memory"
 )
 
-// How far QEMU may be ahead of the drain. The first is only for those with CAP_SYS_RESOURCE, the other for everybody: on a
-// busy host the drain does not run for tens of milliseconds, which then are none of the guest's.
+// How far QEMU may be ahead of the drain: first, while the daemon copies faster; then, with CAP_SYS_RESOURCE and without.
 const (
+	pipeBytesFirst = 16 << 10
 	pipeBytes      = 16 << 20
 	pipeBytesFewer = 1 << 20
 )
@@ -38,8 +38,11 @@ type liveCapture struct {
 	pipe    uint64        // inode of the stream, if it is held
 	flood   chan struct{} // closed when the drain may begin
 	stream  *os.File      // our end
+	cut     chan struct{} // closed by discard: the drain ends
 	armed   chan struct{} // closed when the first page has come
 	drained chan struct{}
+	ahead   ahead
+	started bool // ahead runs
 	sweep   sweep
 	over    chan struct{} // closed when QEMU's snapshot has ended, and a machine whose stream was cut runs again
 	state   []byte        // set when drained
@@ -53,8 +56,8 @@ type liveCapture struct {
 func (m *machine) captureLive(ctx context.Context, spec *engine.CaptureSpec, ram *memory.Process) (*engine.Capture, error) {
 	began := time.Now()
 	l := &liveCapture{
-		m: m, ram: ram, held: canHold(m.format.Version), flood: make(chan struct{}), armed: make(chan struct{}), drained: make(chan struct{}),
-		over: make(chan struct{}), sweep: newSweep(m.spec.MemoryBytes),
+		m: m, ram: ram, held: canHold(m.format.Version), flood: make(chan struct{}), cut: make(chan struct{}), armed: make(chan struct{}), drained: make(chan struct{}),
+		over: make(chan struct{}), ahead: newAhead(m.spec.MemoryBytes), sweep: newSweep(m.spec.MemoryBytes),
 	}
 	theirs, err := l.prepare(ctx, ram)
 	if err != nil {
@@ -96,13 +99,12 @@ func (l *liveCapture) prepare(ctx context.Context, ram *memory.Process) (*os.Fil
 	if l.scratch, err = memory.NewScratch(m.spec.MemoryBytes); err != nil {
 		return nil, err
 	}
-	ours, theirs, err := os.Pipe()
+	ours, theirs, err := streamPipe()
 	if err != nil {
 		return nil, errors.Join(err, l.scratch.Close())
 	}
 	l.stream = ours
 	if !l.held {
-		widen(theirs)
 		return theirs, nil
 	}
 	if l.pipe, err = dam(theirs); err != nil {
@@ -182,9 +184,14 @@ func (l *liveCapture) undo(ctx context.Context) error {
 
 // discard ends the drain and frees the memory.
 func (l *liveCapture) discard() error {
-	_ = l.stream.SetReadDeadline(time.Unix(1, 0))
+	if !isClosed(l.cut) {
+		close(l.cut)
+	}
 	l.letFlow()
 	<-l.drained
+	if l.started {
+		<-l.ahead.over
+	}
 	return l.scratch.Close()
 }
 
@@ -204,13 +211,18 @@ func (l *liveCapture) drain(progress func(done, total int64)) {
 		if l.err = undam(l.stream); l.err != nil {
 			return
 		}
-		widen(l.stream)
+		narrow(l.stream)
 	}
+	paced := pace{
+		r: l.stream, cut: l.cut, hurried: l.ahead.over, hurry: func() { widen(l.stream) }, tick: time.NewTicker(paceTick),
+	}
+	defer paced.tick.Stop()
 	size, sink := l.m.spec.MemoryBytes, fileSink{l.scratch.File()}
 	var begun time.Time
-	l.state, l.err = drain(l.stream, sink, size, l.early.pages, streamNews{
+	l.state, l.err = drain(&paced, sink, size, &l.ahead.taken, streamNews{
 		begun: func() {
 			begun = time.Now()
+			paced.slow = true
 			close(l.armed)
 		},
 		jumped: func(off int64) {
@@ -249,6 +261,9 @@ func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 	err := first(errs)
 	if err == nil {
 		l.early.read(ctx, l.ram)
+		for _, off := range l.early.pages {
+			l.ahead.taken.add(off)
+		}
 		l.letFlow()
 		err = l.resume(ctx, running)
 	}
@@ -257,8 +272,10 @@ func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 	}
 	l.resumed = time.Now()
 	go l.sweep.run(m.process.PID(), l.ram)
-	go l.guard(context.WithoutCancel(ctx))        // until the stream ends, not the pause
 	_ = l.early.unprotect(m.process.PID(), l.ram) // QEMU's thread serves the faults otherwise
+	l.started = true
+	go l.ahead.run(m.process.PID(), l.ram, fileSink{l.scratch.File()}, l.drained)
+	go l.guard(context.WithoutCancel(ctx)) // until the stream ends, not the pause
 	return l.resumed.Sub(stopped), nil
 }
 
@@ -308,6 +325,10 @@ func (l *liveCapture) guard(ctx context.Context) {
 	defer close(l.over)
 	<-l.drained
 	l.sweep.end()
+	<-l.ahead.over
+	if l.err == nil {
+		l.err = l.ahead.err
+	}
 	if l.err != nil {
 		l.unsettled = l.m.settle(ctx, l.stream)
 	}
@@ -338,7 +359,7 @@ func (l *liveCapture) complete(ctx context.Context) (*engine.Captured, error) {
 	if err != nil {
 		return nil, errors.Join(err, l.unsettled, l.discard())
 	}
-	l.m.habits.learn(l.jumped)
+	l.m.habits.learn(append(l.ahead.served, l.jumped...))
 	image, err := l.scratch.Seal()
 	if err != nil {
 		return nil, errors.Join(err, l.scratch.Close())

@@ -62,19 +62,27 @@ func undam(ours *os.File) error {
 	return err
 }
 
+// narrow gives a pipe the customary room.
+func narrow(pipe *os.File) { resize(pipe, pipeBytesFirst) }
+
 // widen gives a pipe the room that QEMU may be ahead of the drain.
 func widen(pipe *os.File) {
+	if !resize(pipe, pipeBytes) {
+		resize(pipe, pipeBytesFewer) // Refused to a user of many pipes; then QEMU waits for the drain more often.
+	}
+}
+
+func resize(pipe *os.File, bytes int) (ok bool) {
 	// Not by Fd, which would make reads of our end block for good: nothing could end a drain then but QEMU.
 	raw, err := pipe.SyscallConn()
 	if err != nil {
-		return // it was closed
+		return true // it was closed
 	}
 	_ = raw.Control(func(fd uintptr) {
-		if _, err := unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeBytes); err != nil {
-			// Refused to a user of many pipes; then QEMU waits for the drain more often.
-			_, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeBytesFewer)
-		}
+		_, err := unix.FcntlInt(fd, unix.F_SETPIPE_SZ, bytes)
+		ok = err == nil
 	})
+	return ok
 }
 
 // begin has QEMU begin its snapshot, and waits until the header is all that is left before its instant.

@@ -16,7 +16,7 @@ import (
 func TestDiscardNeedsNoQEMU(t *testing.T) {
 	for name, flood := range map[string]bool{"held": false, "flowing": true} {
 		t.Run(name, func(t *testing.T) {
-			ours, theirs, err := os.Pipe()
+			ours, theirs, err := streamPipe()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -27,7 +27,7 @@ func TestDiscardNeedsNoQEMU(t *testing.T) {
 			}
 			l := &liveCapture{
 				m: &machine{spec: engine.Spec{MemoryBytes: testRAM}}, held: true, scratch: scratch, stream: ours,
-				flood: make(chan struct{}), armed: make(chan struct{}), drained: make(chan struct{}),
+				flood: make(chan struct{}), cut: make(chan struct{}), armed: make(chan struct{}), drained: make(chan struct{}),
 			}
 			if l.pipe, err = dam(theirs); err != nil {
 				t.Fatal(err)

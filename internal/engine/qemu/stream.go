@@ -106,7 +106,7 @@ type drainer struct {
 	read       int64 // bytes taken from r
 	most       int64 // of them that there can be
 
-	skip   []uint64 // a bit for each page that is not taken to sink
+	except *pageSet // pages that are not taken to sink
 	next   int64    // the page that follows the last
 	run    [][]byte // pages that lie in buf and are not written yet
 	runOff int64    // place of the first
@@ -130,16 +130,12 @@ const ramBlock = "ram"
 // faults, so it does nothing else.
 //
 // Pages in except must come as well, but are not taken to sink: what they were at the instant is known already, and they
-// may have been written since.
-func drain(r io.Reader, sink pageSink, size int64, except []int64, tell streamNews) ([]byte, error) {
+// may have been written since. Others may add to it meanwhile.
+func drain(r io.Reader, sink pageSink, size int64, except *pageSet, tell streamNews) ([]byte, error) {
 	pages := size / memory.PageSize
 	d := &drainer{
 		r: r, sink: sink, size: size, tell: tell, buf: make([]byte, min(window, size+2*roomToRead)), run: make([][]byte, 0, maxRun),
-		seen: make([]uint64, (pages+63)/64), within: strides(size), ended: -1, skip: make([]uint64, (pages+63)/64), left: pages, blocks: map[string]int64{}, most: 2*size + streamSlack,
-	}
-	for _, off := range except {
-		i := off / memory.PageSize
-		d.skip[i/64] |= 1 << (i % 64)
+		seen: make([]uint64, (pages+63)/64), within: strides(size), ended: -1, except: except, left: pages, blocks: map[string]int64{}, most: 2*size + streamSlack,
 	}
 	state, err := d.drain()
 	if err != nil {
@@ -294,7 +290,7 @@ func (d *drainer) page(off int64, filled bool) error {
 		d.tell.jumped(off)
 	}
 	d.next = off + memory.PageSize
-	if i := off / memory.PageSize; d.skip[i/64]&(1<<(i%64)) != 0 {
+	if d.except.has(off) {
 		return nil
 	}
 	if filled {

@@ -2,9 +2,11 @@ package qemu
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -19,12 +21,17 @@ const (
 	uffdioAPI        = 0xc018aa3f
 	uffdioRegister   = 0xc020aa00
 	uffdioUnregister = 0x8010aa01
+	uffdioWake       = 0x8010aa02
 	uffdioProtect    = 0xc018aa06
 
 	uffdFeatureWP  = 1 << 0
 	uffdRegisterWP = 1 << 1
 	uffdProtectWP  = 1 << 0
 	uffdCanProtect = 1 << 6 // in the answer to uffdioRegister
+
+	uffdMessage = 32   // size of struct uffd_msg
+	uffdFault   = 0x12 // its event for a page fault
+	uffdAddress = 16   // where the address of one is
 )
 
 type uffdAPIArg struct{ api, features, ioctls uint64 }
@@ -89,6 +96,45 @@ func unprotect(uffd int, ranges []addresses) error {
 		}
 	}
 	return nil
+}
+
+// awaited are addresses that threads wait to write to, of whom nobody has been told yet: whoever asks has to see to them.
+// It waits for the first as long as it is told, in whole milliseconds.
+func awaited(uffd int, wait time.Duration) ([]uint64, error) {
+	// QEMU's do not block; it must not depend on that.
+	poll := []unix.PollFd{{Fd: int32(uffd), Events: unix.POLLIN}}
+	if n, err := unix.Poll(poll, int((wait+time.Millisecond-1)/time.Millisecond)); n == 0 || errors.Is(err, unix.EINTR) {
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("wait for faults: %w", err)
+	}
+	var messages [16 * uffdMessage]byte
+	n, err := unix.Read(uffd, messages[:])
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read faults: %w", err)
+	}
+	var at []uint64
+	for m := messages[:max(n, 0)]; len(m) >= uffdMessage; m = m[uffdMessage:] {
+		if m[0] == uffdFault {
+			at = append(at, binary.NativeEndian.Uint64(m[uffdAddress:]))
+		}
+	}
+	return at, nil
+}
+
+// wake lets those who wait for these addresses try again.
+func wake(uffd int, at []uint64) error {
+	var errs []error
+	for _, a := range at {
+		page := addresses{a &^ (memory.PageSize - 1), memory.PageSize}
+		if err := uffdIoctl(uffd, uffdioWake, unsafe.Pointer(&page)); err != nil {
+			errs = append(errs, fmt.Errorf("wake: %w", err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // protectionUnavailable tries what a live capture does, on the real kind of memory: it write-protects a private mapping
