@@ -205,7 +205,7 @@ func (st *stack) copyTo(ctx context.Context, sink *overlaySink) error {
 	defer cancel(nil)
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	for range min(len(parts), runtime.GOMAXPROCS(0)) {
+	for range min(len(parts), runtime.NumCPU()) {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				mu.Lock()

@@ -20,7 +20,7 @@ func parallel(ctx context.Context, n int, start func() (worker, error)) error {
 	defer cancel(nil)
 	var next atomic.Int64
 	var wg sync.WaitGroup
-	for range min(n, runtime.GOMAXPROCS(0)) {
+	for range min(n, runtime.NumCPU()) {
 		w, err := start()
 		if err != nil {
 			cancel(err)

@@ -164,7 +164,7 @@ func (p *Reader) Receive(ctx context.Context, t Taker) error {
 	defer cancel(nil)
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	room := make(chan struct{}, runtime.GOMAXPROCS(0)) // for members in hand
+	room := make(chan struct{}, runtime.NumCPU()) // for members in hand
 	for i, x := range p.manifest.Members {
 		select {
 		case room <- struct{}{}:
