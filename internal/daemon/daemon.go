@@ -306,9 +306,6 @@ func openHost(ctx context.Context, cfg Config, ad advert, m *meters) (*host.Host
 		return nil, errors.Join(err, networks.Leave(context.WithoutCancel(ctx)))
 	}
 	opened.Store(h)
-	if f, err := eng.Probe(ctx); err == nil && f.Format.Accelerator == qemu.TCG {
-		smallPages()
-	}
 	return h, nil
 }
 
@@ -347,11 +344,6 @@ func answerMeanwhile() {
 		runtime.GOMAXPROCS(max(8, 2*runtime.NumCPU()))
 	}
 }
-
-// smallPages has the machines that this process starts do without huge pages: they inherit it. Under emulation QEMU asks for them for
-// its translations, of which a short-lived child makes 8 MiB; on a host that is a virtual machine, and has given what is free back to
-// its own host, each of five such pages takes 4 ms to clear, and pages that were in use a moment ago next to nothing.
-func smallPages() { _ = unix.Prctl(unix.PR_SET_THP_DISABLE, 1, 0, 0, 0) }
 
 // listen takes the socket's place. Who holds the lock may remove a socket left by a daemon that was killed.
 func listen(ctx context.Context, home layout.Home) (net.Listener, error) {

@@ -46,6 +46,8 @@ type Command struct {
 	// Cgroup is the control group that the child is put into; nil: the daemon's. The caller closes it. Where it cannot be born
 	// there it is there when Process.Joined returns.
 	Cgroup *cgroup.Entry
+	// SmallPages has the child do without huge pages, whatever it asks the kernel for.
+	SmallPages bool
 	// MaxFiles bounds the child's descriptors; 0 leaves the daemon's limit.
 	MaxFiles uint64
 	// Tied has the kernel kill the child when the daemon dies. It occupies a thread of the daemon while the child runs, so
@@ -263,6 +265,9 @@ func spawnHere(cmd *Command, files []*os.File) spawned {
 	}
 	// What this program itself was started with: all that it opens is closed for children already. Linux before 5.11 cannot.
 	_ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC)
+	if cmd.SmallPages {
+		defer smallPages()()
+	}
 	child, err := os.StartProcess(cmd.Path, append([]string{cmp.Or(cmd.Name, cmd.Path)}, cmd.Args...), &os.ProcAttr{
 		Dir:   dir,
 		Env:   env,

@@ -272,10 +272,10 @@ func (l *liveCapture) take(ctx context.Context) (time.Duration, error) {
 	}
 	l.resumed = time.Now()
 	go l.sweep.run(m.process.PID(), l.ram)
-	_ = l.early.unprotect(m.process.PID(), l.ram) // QEMU's thread serves the faults otherwise
 	l.started = true
 	go l.ahead.run(m.process.PID(), l.ram, fileSink{l.scratch.File()}, l.drained)
 	go l.guard(context.WithoutCancel(ctx)) // until the stream ends, not the pause
+	_ = l.early.unprotect(m.process.PID(), l.ram)
 	return l.resumed.Sub(stopped), nil
 }
 

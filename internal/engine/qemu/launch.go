@@ -87,6 +87,7 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		Jail:      jail,
 
 		RefuseCalls: true,
+		SmallPages:  host.platform.accelerator == TCG,
 	})
 	if err != nil {
 		return nil, err
