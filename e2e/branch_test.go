@@ -72,6 +72,29 @@ func TestBranchModes(t *testing.T) {
 	})
 }
 
+// TestHugePages: an emulated machine does without them, and the daemon does not: it makes a source's memory quick to protect
+// by them. A daemon that does without makes every pause of a live branch three times as long.
+func TestHugePages(t *testing.T) {
+	f := shared(t)
+	pid := f.sandbox(f.one()).PID
+	if !strings.Contains(readFile(t, fmt.Sprintf("/proc/%d/cmdline", pid)), "tcg") {
+		t.Skip("machines are not emulated here")
+	}
+	for _, p := range []struct {
+		what string
+		pid  int
+		want string
+	}{{"the machine", pid, "0"}, {"the daemon", f.status().PID, "1"}} {
+		_, value, known := strings.Cut(readFile(t, fmt.Sprintf("/proc/%d/status", p.pid)), "THP_enabled:")
+		if !known {
+			t.Skip("the kernel does not tell who does without huge pages")
+		}
+		if got := strings.Fields(value)[0]; got != p.want {
+			t.Errorf("THP_enabled of %s is %s, want %s", p.what, got, p.want)
+		}
+	}
+}
+
 // TestBranchNoWait: the call returns while the snapshot is written, which can be forked at once and becomes ready by itself.
 func TestBranchNoWait(t *testing.T) {
 	f := shared(t)
