@@ -42,6 +42,9 @@ func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, request []byte) err
 	if err := a.cfg.Contexts.Quiesce(ctx, req.Settle); err != nil {
 		return fmt.Errorf("prepare contexts: %w", err)
 	}
+	// Nothing from here on waits for anything, so on a machine of one processor a call that comes meanwhile would be answered
+	// after the pause: between the steps it is let in.
+	runtime.Gosched()
 	if req.Settle {
 		if err := a.settle(ctx); err != nil {
 			return fmt.Errorf("settle: %w", err)
@@ -57,6 +60,7 @@ func (a *Agent) quiesce(ctx context.Context, _ *wire.Stream, request []byte) err
 	if !req.Settle {
 		a.rehearse(ctx)
 	}
+	runtime.Gosched()
 	if err := a.stop(ctx, req.Settle); err != nil {
 		return err
 	}
@@ -142,6 +146,7 @@ func (a *Agent) stop(ctx context.Context, last bool) (err error) {
 			p.close()
 			return err
 		}
+		runtime.Gosched()
 		if last || slices.Equal(before, a.marks()) {
 			break
 		}
