@@ -139,8 +139,11 @@ func (c *aheadCopy) serve(wait time.Duration) error {
 		wait = 0
 		for i, address := range at {
 			off, ok := c.ram.Offset(address)
-			if !ok {
-				continue // not RAM, and QEMU protects nothing else
+			if !ok { // QEMU protects firmware and tables, too, which no capture keeps
+				if err := unprotect(c.uffd, []addresses{{address &^ (memory.PageSize - 1), memory.PageSize}}); err != nil && !errors.Is(err, unix.ENOENT) {
+					return errors.Join(err, wake(c.uffd, at[i:]))
+				}
+				continue
 			}
 			if len(c.a.served) < earlyMost && time.Since(c.began) < earlyTime {
 				c.a.served = append(c.a.served, off&^(memory.PageSize-1))

@@ -201,6 +201,19 @@ func TestAheadMachine(t *testing.T) {
 	if why := protectOnce(int(fd), m); why != "" {
 		t.Fatal(why)
 	}
+	// Something else is protected as well, which the machine writes first.
+	table, err := unix.Mmap(-1, 0, memory.PageSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table[0] = 1
+	where := addresses{uint64(uintptr(unsafe.Pointer(&table[0]))), memory.PageSize}
+	register, protect := uffdRegisterArg{at: where, mode: uffdRegisterWP}, uffdProtectArg{at: where, mode: uffdProtectWP}
+	if err := errors.Join(
+		uffdIoctl(int(fd), uffdioRegister, unsafe.Pointer(&register)), uffdIoctl(int(fd), uffdioProtect, unsafe.Pointer(&protect)),
+	); err != nil {
+		t.Fatal(err)
+	}
 	stop := make(chan struct{})
 	var ended [2]chan struct{}
 	for i := range ended {
@@ -208,6 +221,7 @@ func TestAheadMachine(t *testing.T) {
 	}
 	go func() { // the guest
 		defer close(ended[0])
+		table[0] = 2
 		for version := uint64(2); !isClosed(stop); version++ {
 			i := rand.IntN(aheadPagesAll)
 			fillPage(at(i), aheadWord(i, version))
