@@ -16,11 +16,21 @@ type worker struct {
 // parallel does jobs 0 to n-1, shared among as many workers as there are cores. It returns the first error when all
 // workers have ended, and looks at ctx before every job.
 func parallel(ctx context.Context, n int, start func() (worker, error)) error {
+	return among(ctx, runtime.NumCPU(), n, start)
+}
+
+// inBackground is parallel, but leaves a core to machines and their clients: nobody waits for a layer to be written, and
+// compressing on two of two cores doubles what the source of a branch feels of it.
+func inBackground(ctx context.Context, n int, start func() (worker, error)) error {
+	return among(ctx, max(1, runtime.NumCPU()-1), n, start)
+}
+
+func among(ctx context.Context, workers, n int, start func() (worker, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	var next atomic.Int64
 	var wg sync.WaitGroup
-	for range min(n, runtime.NumCPU()) {
+	for range min(n, workers) {
 		w, err := start()
 		if err != nil {
 			cancel(err)

@@ -136,7 +136,7 @@ func (s *Store) plan(spec WriteSpec) (*pageMap, error) {
 // writePieces stores the content of every piece.
 func (s *Store) writePieces(ctx context.Context, from io.ReaderAt, pieces []piece) ([]chunkRef, error) {
 	chunks := make([]chunkRef, len(pieces))
-	err := parallel(ctx, len(pieces), func() (worker, error) {
+	err := inBackground(ctx, len(pieces), func() (worker, error) {
 		w, err := s.newChunkWriter()
 		if err != nil {
 			return worker{}, err

@@ -93,7 +93,7 @@ func (r *reader) differing(ctx context.Context, base *reader, named []layer.Exte
 		}
 	}
 	found := make([][]layer.Extent, len(pieces))
-	err := each(ctx, len(pieces), func(i int) error {
+	err := inBackground(ctx, len(pieces), func(i int) error {
 		found[i] = r.compare(base, pieces[i].Offset, pieces[i].Offset+pieces[i].Length)
 		return nil
 	})
