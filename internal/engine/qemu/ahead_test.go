@@ -103,7 +103,7 @@ func testAhead(t *testing.T) {
 	sink := make(sliceSink, aheadRAM)
 	a := newAhead(aheadRAM)
 	stop := make(chan struct{})
-	limit := time.AfterFunc(time.Minute, func() { close(stop) })
+	limit := time.AfterFunc(5*time.Minute, func() { close(stop) })
 	a.run(cmd.Process.Pid, ram, sink, stop)
 	if !limit.Stop() {
 		t.Fatal("it did not come to its end")
@@ -229,7 +229,7 @@ func TestAheadMachine(t *testing.T) {
 	}()
 	go func() { // who sends page by page
 		defer close(ended[1])
-		for _, i := range rand.Perm(aheadPagesAll) {
+		for _, i := range rand.Perm(aheadPagesAll)[:aheadPagesAll/2] { // or a test that gets no processor finds nothing left
 			if isClosed(stop) {
 				return
 			}
