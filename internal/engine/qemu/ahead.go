@@ -14,7 +14,7 @@ import (
 // QEMU's thread takes the protection from one page at a time, and each time the kernel interrupts the other processors on
 // which the machine runs: half of the thread's time and a third of an emulated guest's went there, 20 µs a page, for
 // seconds. A guest that writes meanwhile waits for that thread, too. So the daemon copies the RAM itself while it is
-// protected, half a MiB at a time, and takes the protection from all of that at once: in a fraction of the time nothing is
+// protected, aheadStep at a time, and takes the protection from all of that at once: in a fraction of the time nothing is
 // protected any more. Until then QEMU's thread is kept short of room in the stream (pace.go), and the daemon serves the
 // guest's faults as well. QEMU goes on to send every page, but what it sends of these is of no interest.
 //

@@ -87,7 +87,8 @@ func (e *Engine) launch(ctx context.Context, host *host, spec *engine.Spec, m mo
 		Jail:      jail,
 
 		RefuseCalls: true,
-		SmallPages:  host.platform.accelerator == TCG,
+		// Under emulation QEMU asks for huge ones for its translations, of which a short-lived child makes 8 MiB.
+		SmallPages: host.platform.accelerator == TCG,
 	})
 	if err != nil {
 		return nil, err

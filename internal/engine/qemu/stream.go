@@ -126,8 +126,8 @@ const ramBlock = "ram"
 
 // drain reads a whole stream from r, takes the pages of the guest's RAM to sink, and returns the device state, ready to
 // be loaded. A page that is zero is not written, so sink must be zero. The stream is foreign bytes: anything wrong in
-// it is an error, and without error every page has come exactly once. Its speed is the latency of the guest's page
-// faults, so it does nothing else.
+// it is an error, and without error every page has come exactly once. QEMU's thread waits for it, and the guest for that thread
+// until nothing is protected any more, so it does nothing else.
 //
 // Pages in except must come as well, but are not taken to sink: what they were at the instant is known already, and they
 // may have been written since. Others may add to it meanwhile.
